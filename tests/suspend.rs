@@ -2,6 +2,8 @@
 
 #[path = "suspend/disk.rs"]
 mod disk;
+#[path = "suspend/host.rs"]
+mod host;
 
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_metrics::{Snapshot, read};

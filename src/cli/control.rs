@@ -45,6 +45,8 @@ pub struct Told {
     /// Bytes that were to, and did not.
     pub stayed_bytes: u64,
     pub microseconds: u64,
+    /// Of these, how long its work on the GPUs was waited for.
+    pub waited_microseconds: u64,
 }
 
 /// The processes with these numbers, each once.
@@ -97,12 +99,12 @@ pub const OTHER_ANSWER: &str = "it answered something else than what it was aske
 
 fn told_by(row: &Listed, answer: Result<Reply, String>) -> Told {
     let pid = row.told.process.identity.pid;
-    let (error, [bytes, stayed_bytes, microseconds]) = match answer {
-        Ok(Reply::Done { moved, stayed, microseconds }) => (None, [moved, stayed, microseconds]),
-        Ok(Reply::Refused { why }) | Err(why) => (Some(why), [0; 3]),
-        Ok(_) => (Some(OTHER_ANSWER.to_owned()), [0; 3]),
+    let (error, [bytes, stayed_bytes, microseconds, waited_microseconds]) = match answer {
+        Ok(Reply::Done { moved, stayed, microseconds, waited }) => (None, [moved, stayed, microseconds, waited]),
+        Ok(Reply::Refused { why }) | Err(why) => (Some(why), [0; 4]),
+        Ok(_) => (Some(OTHER_ANSWER.to_owned()), [0; 4]),
     };
-    Told { pid, error, bytes, stayed_bytes, microseconds }
+    Told { pid, error, bytes, stayed_bytes, microseconds, waited_microseconds }
 }
 
 /// Asks one process, with its progress on a terminal.
@@ -430,7 +432,7 @@ pub fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<bool,
         let text = serde_json::to_string_pretty(all).map_err(|error| Failure::broken(error.to_string()))?;
         stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
     }
-    for Told { pid, error, bytes, stayed_bytes, microseconds } in all {
+    for Told { pid, error, bytes, stayed_bytes, microseconds, waited_microseconds } in all {
         if let Some(error) = error {
             complain(&format!("process {pid}: {error}"));
             continue;
@@ -438,12 +440,15 @@ pub fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<bool,
         if json {
             continue;
         }
-        let seconds = *microseconds as f64 * 1e-6;
+        // The wait is the program's, and the rate is that of what came after it.
+        let [seconds, waited] =
+            [microseconds.saturating_sub(*waited_microseconds), *waited_microseconds].map(|time| time as f64 * 1e-6);
+        let waited = if waited >= 0.01 { format!(", after {waited:.2} s of wait for its work") } else { String::new() };
         let rate = (*bytes as f64 / seconds.max(1e-6)) as u64;
         let stayed =
             if *stayed_bytes > 0 { format!("; {} {did_not}", format_size(*stayed_bytes)) } else { String::new() };
         stdout::print(&format!(
-            "process {pid}: {} {did} in {seconds:.2} s ({}/s){stayed}\n",
+            "process {pid}: {} {did} in {seconds:.2} s ({}/s){waited}{stayed}\n",
             format_size(*bytes),
             format_size(rate)
         ))?;

@@ -14,7 +14,7 @@ const ATTACH_GLOBAL: c_uint = 1;
 fn device(place: Place) -> Device {
     match place {
         Place::Gpu(ordinal) => Device::of(ordinal),
-        Place::Host(_) | Place::Disk => Device::CPU,
+        Place::Host(_) | Place::Disk | Place::Pageable => Device::CPU,
     }
 }
 
@@ -184,5 +184,17 @@ impl Driver {
     pub unsafe fn unpin(&self, address: u64) -> CuResult {
         // SAFETY: the caller vouches for the memory.
         unsafe { (self.cuMemFreeHost)(address as *mut c_void) }
+    }
+
+    /// Pins memory of the process, for the current context (`cuMemHostRegister`).
+    pub fn register(&self, address: u64, bytes: u64) -> CuResult {
+        // SAFETY: the driver checks that there is memory, and only pins it.
+        unsafe { (self.cuMemHostRegister_v2)(address as *mut c_void, bytes as usize, 0) }
+    }
+
+    /// Undoes that (`cuMemHostUnregister`): it waits for work that uses the memory.
+    pub fn unregister(&self, address: u64) -> CuResult {
+        // SAFETY: the driver refuses an address that was not registered.
+        unsafe { (self.cuMemHostUnregister)(address as *mut c_void) }
     }
 }

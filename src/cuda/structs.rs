@@ -18,12 +18,12 @@ impl Location {
     pub const DEVICE: c_int = 1;
     pub const HOST_NUMA: c_int = 3;
 
-    /// Where memory of this place is. A disk is no location of the driver's, which refuses this one.
+    /// Where memory of this place is. What is stored has no location of the driver's, which refuses this one.
     pub fn of(place: Place) -> Self {
         match place {
             Place::Gpu(ordinal) => Self { kind: Self::DEVICE, id: ordinal as c_int },
             Place::Host(node) => Self { kind: Self::HOST_NUMA, id: node as c_int },
-            Place::Disk => Self { kind: 0, id: 0 },
+            Place::Disk | Place::Pageable => Self { kind: 0, id: 0 },
         }
     }
 

@@ -87,6 +87,8 @@ functions! {
         cuEventDestroy_v2(Event);
         cuMemGetInfo_v2(*mut usize, *mut usize);
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+        cuMemHostUnregister(*mut c_void);
         cuMemFreeHost(*mut c_void);
         cuPointerGetAttribute(*mut c_void, c_int, CUdeviceptr);
         cuPointerGetAttributes(c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr);

@@ -369,6 +369,9 @@ events! {
         stored: Option<u64>,
         /// What it took, with the wait for the work in front of it.
         microseconds: u64,
+        /// Of that, the wait.
+        #[serde(default)]
+        waited_microseconds: u64,
     }
     /// The program goes on (`gpupool resume`).
     ProgramResume = "program.resume" (Memory, Info) {

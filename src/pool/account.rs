@@ -78,7 +78,7 @@ impl Accounts {
         let terms = |spec: &PlaceSpec| Terms {
             limit: AtomicU64::new(spec.limit),
             closed: AtomicBool::new(false),
-            lends: AtomicBool::new(!spec.place.is_disk()),
+            lends: AtomicBool::new(!spec.place.is_stored()),
         };
         Self {
             specs: specs.to_vec(),
@@ -107,7 +107,7 @@ impl Accounts {
 
     /// Those that may change: what was put on a disk has to come back, and what is to go there has nowhere else to go.
     fn changing(&self, place: Place) -> Option<&Terms> {
-        self.terms(place).filter(|_| !place.is_disk())
+        self.terms(place).filter(|_| !place.is_stored())
     }
 
     /// The most that all claims on a place may add up to; 0 where it has no account, and while it is closed.

@@ -26,7 +26,7 @@ pub trait Backend: Send + Sync {
     /// Bytes that `place` could still give right now, after what must be left free there; `None` where nobody can tell
     /// (then the pool finds out by asking). Called only when the pool is about to grow.
     fn headroom(&self, place: Place) -> Option<u64>;
-    /// Creates physical memory at `place` (`cuMemCreate`). At [`Place::Disk`] there is none: the answer stands for it, and is never mapped,
+    /// Creates physical memory at `place` (`cuMemCreate`). At [`Place::Disk`] and [`Place::Pageable`] there is none: the answer stands for it, and is never mapped,
     /// granted or given a second mapping.
     fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<Self::Error>>;
     /// Returns what `create` made there (`cuMemRelease`). It is mapped nowhere at that point.
@@ -75,7 +75,8 @@ pub struct Transfer {
     pub bytes: u64,
     /// It comes home. What goes out may be copied at the same time, by another engine.
     pub inward: bool,
-    /// Nothing is mapped at `from`: they are to be read from where they were stored by that address ([`Place::Disk`]).
+    /// Nothing is mapped at `from`: they are to be read from where they were stored by that address
+    /// ([`Place::is_stored`]).
     pub stored: bool,
 }
 

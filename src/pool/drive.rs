@@ -164,7 +164,7 @@ pub(crate) fn dismantle<B: Backend>(
 ) -> Retired<B::Handle> {
     let Leaving { start, frames, chunks } = leaving;
     // A row lies at one place.
-    let is_stored = chunks.first().is_some_and(|chunk| accounts.place(chunk.place).is_disk());
+    let is_stored = chunks.first().is_some_and(|chunk| accounts.place(chunk.place).is_stored());
     let unmapped = frames == 0
         || is_stored
         || retry_whatever_failed(|| backend.unmap(base + bytes_of(start), bytes_of(frames))).is_ok();

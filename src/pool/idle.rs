@@ -57,12 +57,12 @@ impl<B: Backend> Pool<B> {
         let sums = self.front.sums();
         let least_live_bytes = state.least_out_bytes().saturating_sub(most_credit);
         let usage = state.usage(&sums, &self.registry);
-        let ids = PlaceId::all(usage.places.len()).filter(|id| !state.place(*id).is_disk());
+        let ids = PlaceId::all(usage.places.len()).filter(|id| !state.place(*id).is_stored());
         let whole = ids.map(|id| (state.place(id), state.whole_at(id))).filter(|(_, bytes)| *bytes > 0).collect();
         FreedMemory {
             whole,
             kept: self.kept_frames().iter().sum::<u64>() * FRAME,
-            held: usage.places.iter().filter(|place| !place.place.is_disk()).map(|place| place.held).sum(),
+            held: usage.places.iter().filter(|place| !place.place.is_stored()).map(|place| place.held).sum(),
             live_bytes: usage.live_bytes,
             least_live_bytes,
         }

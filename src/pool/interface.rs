@@ -142,7 +142,8 @@ pub enum FreeError<E> {
 /// The pool in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// One entry for each of [`Accounts::specs`], in that order; a disk is left out that nothing was ever put on.
+    /// One entry for each of [`Accounts::specs`], in that order; a disk is left out that nothing was ever put on. Pageable
+    /// memory counts with the first place of the host.
     pub places: Vec<PlaceUsage>,
     /// Blocks the program holds.
     pub live_blocks: u64,

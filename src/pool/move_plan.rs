@@ -176,7 +176,7 @@ impl<B: Mover> Pool<B> {
             let Chunk { frames, place: id, handle, alias, .. } = *chunk;
             let (place, bytes) = (self.accounts.place(id), bytes_of(frames));
             // What is filled is filled through it, and a large chunk is unmapped more cheaply where it has one.
-            if place.is_disk() || !is_filled && (bytes < LEAST_ALIASED || goes_home) {
+            if place.is_stored() || !is_filled && (bytes < LEAST_ALIASED || goes_home) {
                 continue;
             }
             let failed = |fault| (id, made.get(&id).copied().unwrap_or(0), Cause::Failed(drive::error_of(fault)));
@@ -296,7 +296,7 @@ impl<H: Copy> State<H> {
             stretch.old.push(Old { start: chunk.start, frames: chunk.frames, place: chunk.place, on_host });
             for (mut part, block) in parts {
                 part.nearness = match blocks.get(&block) {
-                    _ if self.place(part.place).is_disk() => Nearness::Disk,
+                    _ if self.place(part.place).is_stored() => Nearness::Disk,
                     _ if self.place(part.place).is_host() => Nearness::Host,
                     Some(record) if record.gpu == part.place => Nearness::Home,
                     _ => Nearness::Peer,
@@ -367,7 +367,7 @@ impl<H: Copy> State<H> {
         let mut needed: BTreeMap<PlaceId, u64> = BTreeMap::new();
         let tiles = || waves.iter().flatten().flat_map(|step| &step.tiles);
         plan.given = plan.old + tiles().filter(|tile| tile.source == Source::Stock).count();
-        let stored: Vec<bool> = self.budgets.iter().map(|budget| budget.place.is_disk()).collect();
+        let stored: Vec<bool> = self.budgets.iter().map(|budget| budget.place.is_stored()).collect();
         for wave in &waves {
             let mut steps = Vec::new();
             for step in wave {

@@ -51,7 +51,7 @@ impl<B: Mover> Pool<B> {
     /// `stop` once everything is prepared, and goes on as soon as what that returned is dropped. Where `stop` returns `None`,
     /// nothing has changed. What goes out of a full place makes room for what comes in, chunk for chunk of the same size.
     ///
-    /// What goes to [`Place::Disk`] is stored there already, by its addresses, and nobody may use it before it is back: its memory goes, and
+    /// What goes to [`Place::Disk`] or [`Place::Pageable`] is stored there already, by its addresses, and nobody may use it before it is back: its memory goes, and
     /// nothing is mapped in its place. What comes from there is read by [`Mover::copy`].
     ///
     /// While the program is stopped the pool allocates nothing and takes no lock, and calls nothing of the backend but
@@ -100,9 +100,9 @@ impl<B: Mover> Pool<B> {
         let (first, last) = (self.address(block), self.address(block) + record.bytes);
         let end = address.checked_add(bytes).filter(|end| bytes > 0 && *end <= last).ok_or(MoveError::NotABlock)?;
         let route = self.routes.iter().find(|route| route.home == record.gpu);
-        let is_disk = self.accounts.place(to).is_disk();
-        // A disk is in no block's order, and has no terms.
-        let is_open = |route: &Route| is_disk || route.order.contains(&to) && state.is_open_to(to, route);
+        let is_stored = self.accounts.place(to).is_stored();
+        // What is stored is in no block's order, and has no terms.
+        let is_open = |route: &Route| is_stored || route.order.contains(&to) && state.is_open_to(to, route);
         if !route.is_some_and(is_open) {
             return Err(MoveError::OutOfReach);
         }

@@ -10,6 +10,8 @@ pub enum Place {
     /// A disk: contents that whoever has them put there ([`crate::Pool::rearrange`]) and nobody can reach. No block is ever placed
     /// there, and nothing is mapped at the addresses of one that was put there.
     Disk,
+    /// Pageable memory of the host, of which no GPU reaches any: as a disk is.
+    Pageable,
 }
 
 impl Place {
@@ -18,9 +20,9 @@ impl Place {
         matches!(self, Place::Host(_))
     }
 
-    /// Whether this is no memory at all.
-    pub fn is_disk(self) -> bool {
-        self == Place::Disk
+    /// Whether this is no memory of the pool's at all, but contents that are stored.
+    pub fn is_stored(self) -> bool {
+        matches!(self, Place::Disk | Place::Pageable)
     }
 }
 

@@ -7,13 +7,14 @@ use std::fmt;
 
 use crate::{FRAME, Place, STRIPE};
 
-/// `gpu0`, `host0`, `disk`: how places are written in the log.
+/// `gpu0`, `host0`, `disk`, `pageable`: how places are written in the log.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Gpu(ordinal) => write!(f, "gpu{ordinal}"),
             Place::Host(node) => write!(f, "host{node}"),
             Place::Disk => f.write_str("disk"),
+            Place::Pageable => f.write_str("pageable"),
         }
     }
 }
@@ -66,14 +67,14 @@ pub fn order(home: u32, places: &[Place], links: &Links) -> Vec<Place> {
     }
     let rank = |place: Place| match place {
         Place::Gpu(ordinal) if ordinal == home => Some(0),
-        Place::Disk => None,
+        Place::Disk | Place::Pageable => None,
         _ => links.ranks.get(&(home, place)).copied(),
     };
     let mut ranked: Vec<(u32, Place)> = places.iter().filter_map(|&place| Some((rank(place)?, place))).collect();
     ranked.sort_unstable_by_key(|&(rank, place)| match place {
         Place::Gpu(ordinal) => (false, ordinal != home, rank, ordinal < home, ordinal),
         Place::Host(node) => (true, true, rank, false, node),
-        Place::Disk => (true, true, rank, true, 0),
+        Place::Disk | Place::Pageable => (true, true, rank, true, 0),
     });
     ranked.into_iter().map(|(_, place)| place).collect()
 }

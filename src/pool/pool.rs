@@ -449,7 +449,18 @@ impl<B: Backend> Pool<B> {
         let mut usage = state.usage(&self.front.sums(), &self.registry);
         self.count_small(&mut usage);
         // Nothing else is told of a disk, in a process that never stores anything.
-        usage.places.retain(|place| !place.place.is_disk() || place.peak_used > 0);
+        usage.places.retain(|place| !place.place.is_stored() || place.peak_used > 0);
+        // Memory of the host is told as one.
+        if let Some(at) = usage.places.iter().position(|place| place.place == Place::Pageable)
+            && usage.places.iter().any(|place| place.place.is_host())
+        {
+            let stored = usage.places.remove(at);
+            if let Some(host) = usage.places.iter_mut().find(|place| place.place.is_host()) {
+                host.held += stored.held;
+                host.used += stored.used;
+                host.peak_used = host.peak_used.max(stored.peak_used).max(host.used);
+            }
+        }
         usage
     }
 
@@ -588,7 +599,7 @@ impl<B: Backend> Pool<B> {
         let mut answer = Ok(());
         for row in chunks.chunk_by(|left, right| left.place == right.place && left.end() == right.start) {
             let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
-            if self.accounts.place(first.place).is_disk() {
+            if self.accounts.place(first.place).is_stored() {
                 continue;
             }
             let grant = |start: u32, end: u32| {
@@ -680,7 +691,7 @@ impl<B: Backend> Pool<B> {
     pub(crate) fn ordinal(&self, gpu: PlaceId) -> Option<u32> {
         match self.accounts.place(gpu) {
             Place::Gpu(ordinal) => Some(ordinal),
-            Place::Host(_) | Place::Disk => None,
+            Place::Host(_) | Place::Disk | Place::Pageable => None,
         }
     }
 

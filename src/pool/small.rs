@@ -149,7 +149,7 @@ impl<B: Backend> Pool<B> {
         let begun = (clock.now(), self.clock.now());
         let answer = match self.accounts.place(gpu) {
             Place::Gpu(ordinal) => self.backend.quiesce_owner(block.owner, ordinal),
-            Place::Host(_) | Place::Disk => Ok(true),
+            Place::Host(_) | Place::Disk | Place::Pageable => Ok(true),
         };
         if matches!(answer, Ok(true)) {
             clock.covered(gpu.index(), begun.0);

@@ -104,7 +104,7 @@ impl<B: Backend> Pool<B> {
                     state.budget(*place).repay(paid);
                     *credit -= paid;
                 }
-                sum += if self.accounts.place(chunk.place).is_disk() { 0 } else { bytes };
+                sum += if self.accounts.place(chunk.place).is_stored() { 0 } else { bytes };
             }
             for chunk in zombies.iter().flat_map(|zombie| &zombie.chunks) {
                 state.budget(chunk.place).left(0, bytes_of(chunk.frames));
@@ -112,7 +112,7 @@ impl<B: Backend> Pool<B> {
             if unmapped {
                 state.space.give(start, frames);
             }
-            let memory = gone.iter().filter(|chunk| !self.accounts.place(chunk.place).is_disk());
+            let memory = gone.iter().filter(|chunk| !self.accounts.place(chunk.place).is_stored());
             state.count_trimmed(memory.map(|chunk| bytes_of(chunk.frames)).sum());
             state.zombies.extend(zombies);
         }

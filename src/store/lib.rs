@@ -79,7 +79,7 @@ mod error;
 mod look;
 mod manifest;
 mod reader;
-mod signals;
+pub mod signals;
 mod store;
 #[cfg(test)]
 mod tests;

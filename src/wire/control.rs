@@ -144,8 +144,8 @@ pub struct Stayed {
 pub enum Reply {
     /// So many bytes of so many have moved.
     Progress { done: u64, total: u64 },
-    /// It is done.
-    Done { moved: u64, stayed: u64, microseconds: u64 },
+    /// It is done; `waited`: microseconds of that in which the program's work was waited for.
+    Done { moved: u64, stayed: u64, microseconds: u64, waited: u64 },
     /// An image is whole.
     Stored(Stored),
     /// It was not done, and nothing has changed.
@@ -256,6 +256,7 @@ struct AnswerBytes {
     moved: U64,
     stayed: U64,
     microseconds: U64,
+    waited: U64,
 }
 
 impl Request {
@@ -337,12 +338,13 @@ impl Reply {
 
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let answer = |refused: u32, [moved, stayed, microseconds]: [u64; 3], text: &[u8]| {
+        let answer = |refused: u32, [moved, stayed, microseconds, waited]: [u64; 4], text: &[u8]| {
             let bytes = AnswerBytes {
                 refused: refused.into(),
                 moved: moved.into(),
                 stayed: stayed.into(),
                 microseconds: microseconds.into(),
+                waited: waited.into(),
             };
             message::encode(ANSWER, &[bytes.as_bytes(), text].concat())
         };
@@ -351,14 +353,16 @@ impl Reply {
                 let bytes = ProgressBytes { done: (*done).into(), total: (*total).into() };
                 message::encode(PROGRESS, bytes.as_bytes())
             }
-            Self::Done { moved, stayed, microseconds } => answer(0, [*moved, *stayed, *microseconds], &[]),
+            Self::Done { moved, stayed, microseconds, waited } => {
+                answer(0, [*moved, *stayed, *microseconds, *waited], &[])
+            }
             Self::Stored(stored) => {
                 let &Stored { generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds } =
                     stored;
                 let numbers = [generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds];
                 message::encode(STORED, StoredBytes(numbers.map(U64::from)).as_bytes())
             }
-            Self::Refused { why } => answer(1, [0; 3], cut(why)),
+            Self::Refused { why } => answer(1, [0; 4], cut(why)),
             Self::Quiet => message::encode(QUIET, &[]),
             Self::Busy { why } => message::encode(BUSY, cut(why)),
             Self::Changed(all) => {
@@ -416,10 +420,12 @@ impl Reply {
             }
             (ANSWER, body) => {
                 let (answer, text) = AnswerBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
-                let numbers = [answer.moved, answer.stayed, answer.microseconds].map(U64::get);
+                let numbers = [answer.moved, answer.stayed, answer.microseconds, answer.waited].map(U64::get);
                 match (answer.refused.get(), text, numbers) {
-                    (0, [], [moved, stayed, microseconds]) => Ok(Self::Done { moved, stayed, microseconds }),
-                    (1, text, [0, 0, 0]) => Ok(Self::Refused { why: words(text)? }),
+                    (0, [], [moved, stayed, microseconds, waited]) => {
+                        Ok(Self::Done { moved, stayed, microseconds, waited })
+                    }
+                    (1, text, [0, 0, 0, 0]) => Ok(Self::Refused { why: words(text)? }),
                     _ => Err(Unread::Nonsense),
                 }
             }
@@ -490,7 +496,7 @@ mod tests {
                 prop_assert!(bytes.len() < ROOM);
                 prop_assert_eq!(Request::decode(&bytes), Ok(request));
             }
-            let done = Reply::Done { moved, stayed, microseconds: patience };
+            let done = Reply::Done { moved, stayed, microseconds: patience, waited: moved };
             let stored = Reply::Stored(Stored { generation: moved, bytes: stayed, left_out: patience, ..Stored::default() });
             let changed = Reply::Changed(texts.chunks_exact(4).map(Change::of).collect());
             let rows = texts.into_iter().map(|what| Stayed { bytes: stayed, what }).collect();

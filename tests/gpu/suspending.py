@@ -55,10 +55,13 @@ def _is_of(pid, child):
 
 
 def _asked(lab, *words):
-    """What `gpupool suspend` or `resume` answers of all processes together: bytes, bytes that did not move, seconds of the slowest."""
+    """What `gpupool suspend` or `resume` answers of all processes together: bytes, bytes that did not move, seconds of the slowest, and the
+    longest of their waits for work before that."""
     told = json.loads(lab.bare([lab.gpupool, *words, "--json"], TO_MOVE).succeeded().stdout)
     total = {name: sum(row[name] for row in told) for name in ("bytes", "stayed_bytes")}
-    return total["bytes"], total["stayed_bytes"], max(row["microseconds"] for row in told) / 1e6
+    waited = [row["waited_microseconds"] / 1e6 for row in told]
+    seconds = [row["microseconds"] / 1e6 - wait for row, wait in zip(told, waited)]
+    return total["bytes"], total["stayed_bytes"], max(seconds), max(waited)
 
 
 def _used(lab):
@@ -70,15 +73,15 @@ def _cycles(lab, pids, targets):
     lines = []
     for number, target in enumerate(targets):
         before = _used(lab)
-        out, stayed, out_seconds = _asked(lab, "suspend", "--to", target, "--wait", "30s", *pids)
+        out, stayed, out_seconds, waited = _asked(lab, "suspend", "--to", target, "--wait", "30s", *pids)
         while_suspended = _used(lab)
         running = [pid for pid, row in _rows(lab, pids).items() if not row["levels"]["suspended"]]
         if running:
             raise Failed(f"gpupool ps does not say that {running} are suspended")
-        back, kept, back_seconds = _asked(lab, "resume", *pids)
+        back, kept, back_seconds, _ = _asked(lab, "resume", *pids)
         lines.append(
-            f"{number + 1}. to {target}: {out / GIB:.1f} GiB out in {out_seconds:.2f} s ({out / out_seconds / 1e9:.1f} GB/s), back in "
-            f"{back_seconds:.2f} s ({back / back_seconds / 1e9:.1f} GB/s); stayed {stayed / GIB:.2f}, did not come back "
+            f"{number + 1}. to {target}: {out / GIB:.1f} GiB out in {out_seconds:.2f} s ({out / out_seconds / 1e9:.1f} GB/s) after {waited:.2f} s of "
+            f"wait, back in {back_seconds:.2f} s ({back / back_seconds / 1e9:.1f} GB/s); stayed {stayed / GIB:.2f}, did not come back "
             f"{kept / GIB:.2f}; GiB in use by GPU, before, suspended, after: {before}, {while_suspended}, {_used(lab)}"
         )
         if not out or kept or back != out:

@@ -10,6 +10,7 @@
  *   allocate MIB     by another thread; allocated: whether it has
  *   create MIB       by another thread, memory of the program's own, mapped and filled; allocated: whether it has
  *   keep MIB         by another thread, memory in a context of its own that it fills; kept: whether it has
+ *   clear MIB        the same with zeros
  *   check            by another thread, what is kept; checked: how many words were wrong, or that it waits still
  *   drop             what is kept is freed; destroy: its context ends, by another thread; destroyed: whether it has
  *   atexit           the process's end counts in a handler what of that is wrong, and ends with 12 for nothing
@@ -138,6 +139,7 @@ static void *create(void *argument)
 static CUcontext own;
 static CUdeviceptr kept;
 static size_t kept_bytes;
+static int is_clear;
 static atomic_int is_kept, is_destroyed;
 static atomic_long checked;
 
@@ -156,6 +158,16 @@ static void *keep(void *argument)
     return NULL;
 }
 
+static void *clear(void *argument)
+{
+    kept_bytes = (size_t)(uintptr_t)argument * MIB;
+    is_clear = 1;
+    CHECK(cuCtxCreate_v2(&own, 0, 0));
+    CHECK(cuMemAlloc_v2(&kept, kept_bytes));
+    CHECK(cuMemsetD32_v2(kept, 0, kept_bytes / 4));
+    return NULL;
+}
+
 static long wrong_of_kept(void)
 {
     long found = 0;
@@ -164,7 +176,7 @@ static long wrong_of_kept(void)
     CHECK(cuCtxSetCurrent(own));
     CHECK(cuMemcpyDtoH_v2(words, kept, kept_bytes));
     for (size_t at = 0; at < kept_bytes / 4; at++)
-        found += words[at] != (uint32_t)(at * 2654435761u);
+        found += words[at] != (is_clear ? 0 : (uint32_t)(at * 2654435761u));
     free(words);
     return found;
 }
@@ -251,6 +263,9 @@ int main(void)
         } else if (sscanf(line, "keep %d", &number) == 1) {
             REQUIRE(pthread_create(&other, NULL, keep, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
             puts(atomic_load(&is_kept) ? "kept" : "not");
+        } else if (sscanf(line, "clear %d", &number) == 1) {
+            REQUIRE(pthread_create(&other, NULL, clear, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
+            puts("cleared");
         } else if (strcmp(line, "check") == 0 || strcmp(line, "destroy") == 0) {
             atomic_store(&checked, -1);
             REQUIRE(pthread_create(&other, NULL, *line == 'c' ? check : destroy, NULL) == 0 && pthread_detach(other) == 0);

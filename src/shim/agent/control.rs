@@ -178,8 +178,9 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
         }
     };
     match done {
-        Ok(suspend::Done { moved, stayed, took }) => {
-            Reply::Done { moved, stayed, microseconds: took.as_micros() as u64 }
+        Ok(suspend::Done { moved, stayed, took, waited }) => {
+            let [microseconds, waited] = [took, waited].map(|time| time.as_micros() as u64);
+            Reply::Done { moved, stayed, microseconds, waited }
         }
         Err(why) => Reply::Refused { why },
     }

@@ -136,7 +136,7 @@ fn places(usage: &Usage) -> Vec<PlaceUsage> {
 fn place(usage: &PlaceUsage) -> Place {
     let PlaceUsage { place, limit, held, used, peak_used, anchored } = *usage;
     let (on_host, number) = numbered(place);
-    let on_disk = place.is_disk();
+    let on_disk = place == Where::Disk;
     let reserve = backing::open::plan_made().and_then(|plan| plan.members.get(&number)).copied();
     let reserve = reserve.filter(|_| matches!(place, Where::Gpu(_))).unwrap_or(0);
     // What is charged to the place is less: without a limit nothing of it is.
@@ -151,6 +151,7 @@ fn numbered(place: Where) -> (bool, u32) {
     match place {
         Where::Gpu(ordinal) => (false, ordinal),
         Where::Host(node) => (true, node),
+        Where::Pageable => (true, 0),
         Where::Disk => (false, 0),
     }
 }

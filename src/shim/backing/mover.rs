@@ -45,7 +45,7 @@ pub fn timed<T>(work: Work, act: impl FnOnce() -> T) -> T {
 
 /// Brings what was stored of addresses of the pool to others: for the owner of the block, on this GPU. Where it cannot, whoever gave it knows
 /// why.
-pub type Load = Box<dyn FnMut(u64, u32, Transfer) -> Result<(), CuResult> + Send>;
+pub type Load = Box<dyn FnMut(u64, u32, &[Transfer]) -> Result<(), CuResult> + Send>;
 
 /// What [`Transfer::stored`] is read by. Stores stand above this, so it is handed over.
 static LOAD: Mutex<Option<Load>> = Mutex::new(None);
@@ -65,13 +65,13 @@ pub fn loading<T>(load: Load, act: impl FnOnce() -> T) -> T {
 }
 
 fn load(owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), CuResult> {
-    let mut stored = transfers.iter().filter(|transfer| transfer.stored).peekable();
-    if stored.peek().is_none() {
+    let stored: Vec<Transfer> = transfers.iter().filter(|transfer| transfer.stored).copied().collect();
+    if stored.is_empty() {
         return Ok(());
     }
     let mut load = LOAD.lock();
     let load = load.as_mut().ok_or(CuResult::INVALID_VALUE)?;
-    stored.try_for_each(|transfer| load(owner, gpu, *transfer))
+    load(owner, gpu, &stored)
 }
 
 /// How often a call is made that undoes something or waits for it, where the driver refused: there is no second way.

@@ -79,7 +79,7 @@ impl Plan {
         for &node in &host_nodes {
             places.push(PlaceSpec { place: Place::Host(node), limit: host_limit / host_nodes.len() as u64 });
         }
-        let disk = PlaceSpec { place: Place::Disk, limit: u64::MAX };
+        let stored = [Place::Disk, Place::Pageable].map(|place| PlaceSpec { place, limit: u64::MAX });
         let ordinals: Vec<u32> = members.keys().copied().collect();
         let links = topology.links(&ordinals, &host_nodes);
         let mode = if managed { Mode::Managed } else { working_mode(settings.mode, &topology, &ordinals) };
@@ -88,8 +88,8 @@ impl Plan {
             links: if managed { topology::coherent(links) } else { links },
             topology,
             members,
-            // The last one, which nothing is ever allocated from.
-            accounts: Arc::new(Accounts::new(&places.iter().copied().chain([disk]).collect::<Vec<_>>())),
+            // Nothing is ever allocated from the last two.
+            accounts: Arc::new(Accounts::new(&places.iter().copied().chain(stored).collect::<Vec<_>>())),
             places,
             totals: shown,
         };
@@ -138,7 +138,7 @@ impl Plan {
         let reaches = move |reader: &u32| match place {
             Place::Gpu(ordinal) => self.topology.reach(*reader, ordinal),
             Place::Host(_) => true,
-            Place::Disk => false,
+            Place::Disk | Place::Pageable => false,
         };
         let is_ours = self.places.iter().any(|spec| spec.place == place);
         let gpus = self.topology.gpus.iter().filter(move |gpu| is_ours && gpu.vmm);
@@ -150,7 +150,7 @@ impl Plan {
         let reached = |place: &Place| match place {
             Place::Gpu(ordinal) => self.topology.reach(home, *ordinal),
             Place::Host(_) => true,
-            Place::Disk => false,
+            Place::Disk | Place::Pageable => false,
         };
         let places: Vec<Place> = self.places.iter().map(|spec| spec.place).filter(reached).collect();
         let mut order = gpupool_pool::order(home, &places, &self.links);
@@ -163,7 +163,7 @@ impl Plan {
         match place {
             Place::Host(_) => host::available(),
             // Whoever stores something sees whether there is room.
-            Place::Disk => None,
+            Place::Disk | Place::Pageable => None,
             Place::Gpu(ordinal) => {
                 let gpu = self.topology.gpus.get(ordinal as usize)?;
                 let free = super::free_on(driver, ordinal, &gpu.uuid)?;

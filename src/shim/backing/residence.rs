@@ -48,7 +48,7 @@ pub fn of(usage: &Usage) -> Residence {
 /// The same by who borrows from whom ([`loans`]).
 pub fn in_sum(usage: &Usage, loans: &BTreeMap<(u32, Place), u64>) -> Residence {
     // What is on a disk is nowhere that a GPU could use it from.
-    let used: u64 = usage.places.iter().filter(|place| !place.place.is_disk()).map(|place| place.used).sum();
+    let used: u64 = usage.places.iter().filter(|place| !place.place.is_stored()).map(|place| place.used).sum();
     let (mut on_peers, mut on_host) = (0, 0);
     for ((_, place), bytes) in loans {
         *(if place.is_host() { &mut on_host } else { &mut on_peers }) += bytes;
@@ -63,7 +63,7 @@ pub fn loans(usage: &Usage) -> BTreeMap<(u32, Place), u64> {
         return loans;
     }
     let mut add = |home: u32, place: Place, bytes: u64| {
-        if place != Place::Gpu(home) && !place.is_disk() && bytes > 0 {
+        if place != Place::Gpu(home) && !place.is_stored() && bytes > 0 {
             *loans.entry((home, place)).or_insert(0) += bytes;
         }
     };

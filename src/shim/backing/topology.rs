@@ -117,7 +117,7 @@ impl Topology {
             || gpus.iter().all(|&gpu| match place {
                 Place::Gpu(at) => at == gpu || self.has_native_atomics(gpu, at),
                 Place::Host(_) => self.gpus.get(gpu as usize).is_some_and(|gpu| gpu.host_atomics),
-                Place::Disk => false,
+                Place::Disk | Place::Pageable => false,
             })
     }
 

@@ -141,14 +141,14 @@ impl Backend for Vmm {
     }
 
     fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<CuResult>> {
-        if place.is_disk() {
+        if place.is_stored() {
             return Ok(NOTHING);
         }
         self.make(place, bytes)
     }
 
     fn release(&self, handle: Self::Handle, place: Place, _: u64) -> Result<(), Fault<CuResult>> {
-        if place.is_disk() {
+        if place.is_stored() {
             return Ok(());
         }
         self.driver.release(handle).ok().map_err(fault)

@@ -170,7 +170,7 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
         }
         it if it == GPUPOOL_ACCESSED_BY as c_int => match place {
             Place::Gpu(gpu) if by_hand::is_reached(address, bytes, gpu)? => Ok(()),
-            Place::Gpu(_) | Place::Host(_) | Place::Disk => Err(Unplaced::OutOfReach),
+            Place::Gpu(_) | Place::Host(_) | Place::Disk | Place::Pageable => Err(Unplaced::OutOfReach),
         },
         it if it == GPUPOOL_NO_PREFERRED_LOCATION as c_int => by_hand::is_anywhere(address, bytes),
         it if it <= GPUPOOL_NOT_READ_MOSTLY as c_int => Err(Unplaced::OutOfReach),

@@ -53,6 +53,7 @@ pub(super) fn number_of(place: Place) -> c_int {
     match place {
         Place::Gpu(ordinal) => ordinal as c_int,
         Place::Host(node) => -1 - node as c_int,
+        Place::Pageable => -1,
         Place::Disk => c_int::MIN,
     }
 }
@@ -120,7 +121,7 @@ fn now() -> gpupool_statistics {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_places(places: *mut gpupool_place, capacity: usize) -> usize {
     let mut usage = looking(|| Ok(serve::usage().unwrap_or_default())).unwrap_or_default();
-    usage.places.retain(|usage| !usage.place.is_disk());
+    usage.places.retain(|usage| !usage.place.is_stored());
     for (index, usage) in usage.places.iter().enumerate().take(capacity) {
         let &PlaceUsage { place, used, held, peak_used, limit, .. } = usage;
         // SAFETY: `index` is below `capacity`, for which the caller has room.

@@ -11,6 +11,8 @@
 //! handed over is written: a program that ends its context meanwhile waits for that.
 
 mod buffers;
+pub mod crew;
+pub mod plain;
 #[cfg(test)]
 mod tests;
 

@@ -13,7 +13,7 @@ use gpupool_pool::{Place, PlaceUsage};
 
 /// The most that the pool may have there; a disk is limited by others.
 fn limit_of(place: Place, limit: u64) -> Option<u64> {
-    (!place.is_disk()).then_some(limit)
+    (!place.is_stored()).then_some(limit)
 }
 
 /// Logs `process.exit` and writes the summary to stderr.

@@ -17,7 +17,9 @@
 //! a disk (`stored.rs`) comes back first; where it cannot, the program stays suspended and can be resumed again.
 
 mod agreement;
+mod kept;
 mod parting;
+mod put;
 mod stored;
 pub mod vacate;
 
@@ -33,13 +35,13 @@ use gpupool_config::{Mode, format_size};
 use gpupool_cuda::Driver;
 use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
 pub use gpupool_wire::control::Target;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use parting::{Leaves, Parted, Why};
+use put::Put;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use stored::Stored;
 
 /// For the log.
 fn word(target: &Target) -> String {
@@ -59,6 +61,8 @@ pub struct Done {
     /// Of what was to: stayed where it was.
     pub stayed: u64,
     pub took: Duration,
+    /// Of that, how long the work was waited for that the program had submitted.
+    pub waited: Duration,
 }
 
 /// A program that is suspended.
@@ -66,8 +70,8 @@ struct Suspended {
     held: Held,
     /// What left, and from where.
     parted: Vec<Parted>,
-    /// Where what of it is on a disk is stored.
-    stored: Option<Stored>,
+    /// What of that is mapped nowhere.
+    put: Option<Put>,
 }
 
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
@@ -76,8 +80,8 @@ static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 /// Microseconds since the epoch; 0 while the program runs.
 static SINCE: AtomicU64 = AtomicU64::new(0);
 
-/// Whether something may be on a disk.
-static IS_STORED: AtomicBool = AtomicBool::new(false);
+/// Whether something may be where no GPU reaches it.
+static IS_PUT: AtomicBool = AtomicBool::new(false);
 /// How often something could not be brought back.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
 /// Why not, the last time, and when that was.
@@ -124,21 +128,39 @@ pub fn suspend(
     let held = hold(driver, deadline, is_wanted, agreement)?;
     SINCE.store(microseconds(), Ordering::Relaxed);
     let goes_on = || is_wanted() && !gate::is_ending();
-    let stored = match target {
-        Target::Folder(folder) => parting::store(opened, driver, folder, &goes_on, progress),
-        _ => Ok(None),
+    let waited = begun.elapsed();
+    // First to peers, which is fastest; then all the rest is copied before any of it leaves.
+    let (mut parted, mut stayed) = match target {
+        Target::Anywhere | Target::Peers => {
+            let leaves = Leaves::Suspended { target: &Target::Peers, put: None, full: None };
+            parting::leave(opened, driver, &held, leaves, None, progress)
+        }
+        Target::Host | Target::Folder(_) => Default::default(),
     };
-    let stored = stored.inspect_err(|_| SINCE.store(0, Ordering::Relaxed))?;
-    if stored.is_some() {
+    let put = match target {
+        Target::Folder(folder) => parting::store(opened, driver, folder, &goes_on, progress).map(|put| (put, None)),
+        Target::Host | Target::Anywhere => parting::keep(opened, driver, target, &goes_on, progress),
+        Target::Peers => Ok((None, None)),
+    };
+    let (put, full) = match put {
+        Ok(put) => put,
+        Err(why) => {
+            // What has left is on peers.
+            return back_again(state, Suspended { held, parted, put: None }, why);
+        }
+    };
+    if put.is_some() {
         AGENT.store(gpupool_interpose::thread_number() as u32, Ordering::Relaxed);
         gate::at_end(come_back_for_end);
-        IS_STORED.store(true, Ordering::SeqCst);
+        IS_PUT.store(true, Ordering::SeqCst);
     }
-    // Once all of it is stored it leaves in no time.
-    let mut quietly = |_, _| {};
-    let progress: &mut dyn FnMut(u64, u64) = if stored.is_some() { &mut quietly } else { progress };
-    let leaves = Leaves::Suspended { target, stored: stored.as_ref() };
-    let (parted, stayed) = parting::leave(opened, driver, &held, leaves, None, progress);
+    if *target != Target::Peers {
+        // Once all of it is copied it leaves in no time.
+        let leaves = Leaves::Suspended { target, put: put.as_ref(), full: full.as_ref() };
+        let (left, rest) = parting::leave(opened, driver, &held, leaves, None, &mut |_, _| {});
+        parted.extend(left);
+        stayed = rest;
+    }
     let moved = parted.iter().map(Parted::bytes).sum();
     let refusal = match stayed.first() {
         _ if !is_wanted() => Some("whoever asked for it has gone".to_owned()),
@@ -148,28 +170,25 @@ pub fn suspend(
         _ => None,
     };
     if let Some(refusal) = refusal {
-        *state = Some(Suspended { held, parted, stored });
-        drop(state);
-        return match come_back(&mut |_, _| {}) {
-            Ok(_) => Err(refusal),
-            Err(why) => Err(format!("{refusal}; and it stays suspended, because {why}")),
-        };
+        return back_again(state, Suspended { held, parted, put }, refusal);
     }
     give_back(opened);
     pinned::trim("suspend");
-    let done = Done { moved, stayed: stayed.iter().map(|(bytes, _)| bytes).sum(), took: begun.elapsed() };
-    let on_disk = stored.as_ref().map(|stored| (stored.bytes_on_disk(), stored.folder().to_owned()));
-    *state = Some(Suspended { held, parted, stored });
+    let done = Done { moved, stayed: stayed.iter().map(|(bytes, _)| bytes).sum(), took: begun.elapsed(), waited };
+    let on_disk =
+        put.as_ref().and_then(Put::on_disk).map(|stored| (stored.bytes_on_disk(), stored.folder().to_owned()));
+    *state = Some(Suspended { held, parted, put });
     drop(state);
     told_anew();
     log::emit(|| {
-        let Done { moved, stayed, took } = done;
-        let microseconds = took.as_micros() as u64;
+        let Done { moved, stayed, took, waited } = done;
+        let [microseconds, waited_microseconds] = [took, waited].map(|time| time.as_micros() as u64);
         let takes =
             |(bytes, folder): &(u64, PathBuf)| format!("; it takes {} in {}", format_size(*bytes), folder.display());
         let takes = on_disk.as_ref().map(takes).unwrap_or_default();
         let stored = on_disk.map(|(bytes, _)| bytes);
-        let event = ProgramSuspend { bytes: moved, stayed, to: word(target), stored, microseconds };
+        let event =
+            ProgramSuspend { bytes: moved, stayed, to: word(target), stored, microseconds, waited_microseconds };
         let [left, kept] = [moved, stayed].map(format_size);
         (event, format!("suspended: {left} left, {kept} stayed{takes}"))
     });
@@ -182,6 +201,20 @@ pub fn suspend(
         }
     }
     Ok(done)
+}
+
+/// Everything comes back, since the program is not suspended after all.
+fn back_again(
+    mut state: MutexGuard<'_, Option<Suspended>>,
+    suspended: Suspended,
+    refusal: String,
+) -> Result<Done, String> {
+    *state = Some(suspended);
+    drop(state);
+    match come_back(&mut |_, _| {}) {
+        Ok(_) => Err(refusal),
+        Err(why) => Err(format!("{refusal}; and it stays suspended, because {why}")),
+    }
 }
 
 /// What this process has that can leave or be stored: its driver and its pool.
@@ -276,18 +309,18 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
 /// As [`resume`], without a word.
 fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     let mut state = STATE.lock();
-    let Some(Suspended { held, parted, stored }) = state.take() else {
+    let Some(Suspended { held, parted, put }) = state.take() else {
         return Err("it is not suspended".to_owned());
     };
     let begun = Instant::now();
     let back = match (open::opened(), process::driver()) {
-        (Some(opened), Some(driver)) => parting::come_back(opened, driver, &held, parted, stored.as_ref(), progress),
+        (Some(opened), Some(driver)) => parting::come_back(opened, driver, &held, parted, put.as_ref(), progress),
         _ => Ok((0, 0)),
     };
     let (moved, stayed) = match back {
         Ok(back) => back,
         Err((why, parted)) => {
-            *state = Some(Suspended { held, parted, stored });
+            *state = Some(Suspended { held, parted, put });
             drop(state);
             *FAILED.lock() = Some((why.clone(), Instant::now()));
             FAILURES.fetch_add(1, Ordering::Release);
@@ -296,18 +329,18 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         }
     };
     gate::whoever_waits_asks(false);
-    IS_STORED.store(false, Ordering::Release);
+    IS_PUT.store(false, Ordering::Release);
     *FAILED.lock() = None;
     drop(held);
     SINCE.store(0, Ordering::Relaxed);
     drop(state);
     // The program goes on meanwhile.
     let took = begun.elapsed();
-    if let Some(stored) = stored {
-        stored.remove();
+    if let Some(put) = put {
+        put.remove();
     }
     told_anew();
-    Ok(Done { moved, stayed, took })
+    Ok(Done { moved, stayed, took, waited: Duration::ZERO })
 }
 
 /// Resumes a program where nobody hears why that fails, so that it is told: once, where it stays the same.
@@ -330,7 +363,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// The process ends: handlers of the program may use what is on a disk, so it is brought back first, by the agent. Where it cannot be, they
 /// get the driver's answer.
 fn come_back_for_end() {
-    if !IS_STORED.load(Ordering::SeqCst) {
+    if !IS_PUT.load(Ordering::SeqCst) {
         return;
     }
     if AGENT.load(Ordering::Relaxed) == gpupool_interpose::thread_number() as u32 {
@@ -338,7 +371,7 @@ fn come_back_for_end() {
     }
     let failures = FAILURES.load(Ordering::Acquire);
     let is_over = || STATE.try_lock().is_some_and(|state| state.is_none());
-    while IS_STORED.load(Ordering::Acquire) && FAILURES.load(Ordering::Acquire) == failures && !is_over() {
+    while IS_PUT.load(Ordering::Acquire) && FAILURES.load(Ordering::Acquire) == failures && !is_over() {
         gate::ask();
         std::thread::sleep(LOOK);
     }
@@ -375,7 +408,7 @@ pub fn resume_unreachable(why: &str) {
 /// In the child of a fork: it is not suspended, and has none of the memory.
 pub fn after_fork_in_child() {
     SINCE.store(0, Ordering::Relaxed);
-    IS_STORED.store(false, Ordering::Relaxed);
+    IS_PUT.store(false, Ordering::Relaxed);
 }
 
 /// Closes the gate, as soon as all of the program's work is over, and it is agreed that it stays closed.

@@ -2,9 +2,11 @@
 //! GPU alone.
 
 use super::Target;
+use super::kept::Kept;
+use super::put::Put;
 use super::stored::{Range, Stored, Unread};
 use crate::backing::open::Opened;
-use crate::backing::terms;
+use crate::backing::{host, terms};
 use crate::gate::{Closed, Held, Limits};
 use crate::serve::handles;
 use crate::tiers;
@@ -27,9 +29,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// What is to leave, and where it may go.
 #[derive(Clone, Copy)]
 pub enum Leaves<'a> {
-    /// All that lies on GPUs which the program works on, since it is suspended. `stored`: what leaves for a disk; nothing else may: a block that
-    /// another thread was given meanwhile is not among it.
-    Suspended { target: &'a Target, stored: Option<&'a Stored> },
+    /// All that lies on GPUs which the program works on, since it is suspended. `put`: what leaves for where it was copied already; nothing else
+    /// may, but to peers: a block that another thread was given meanwhile is not among it. `full`: why not all was copied.
+    Suspended { target: &'a Target, put: Option<&'a Put>, full: Option<&'a Why> },
     /// What lies on this GPU, while the program goes on; `lent`: only what is for other GPUs. So many bytes at least, and of others' first.
     Gpu { gpu: u32, lent: bool, most: u64 },
 }
@@ -39,7 +41,7 @@ impl Leaves<'_> {
     /// and where it goes to a disk, all memory there is.
     fn place(self, place: Place) -> bool {
         match (self, place) {
-            (_, Place::Disk) => false,
+            (_, Place::Disk | Place::Pageable) => false,
             (Self::Suspended { target: Target::Folder(_), .. }, _) => true,
             (_, Place::Host(_)) => false,
             (Self::Suspended { target, .. }, Place::Gpu(gpu)) => {
@@ -51,11 +53,16 @@ impl Leaves<'_> {
 
     /// Whether this piece of a block may leave.
     fn piece(self, piece: &Piece<Physical>) -> bool {
-        let is_stored = || match self {
-            Self::Suspended { stored: Some(stored), .. } => stored.has(piece.address),
-            _ => true,
+        let is_put = || match self {
+            Self::Suspended { put: Some(put), .. } => put.has(piece.address),
+            _ => !self.is_put(),
         };
-        self.place(piece.place) && is_stored()
+        self.place(piece.place) && is_put()
+    }
+
+    /// Whether only what was copied before leaves.
+    fn is_put(self) -> bool {
+        matches!(self, Self::Suspended { target, .. } if *target != Target::Peers)
     }
 
     /// Whether memory for this GPU is concerned at all.
@@ -63,10 +70,10 @@ impl Leaves<'_> {
         !matches!(self, Self::Gpu { gpu, lent: true, .. } if gpu == home)
     }
 
-    /// Whether memory may go to this place, of those that it does not leave; of the program's own memory, where the target is a folder.
+    /// Whether memory may go to this place, of those that it does not leave; of the program's own memory, where the target is not peers.
     fn takes(self, opened: &Opened, place: Place) -> bool {
         match (self, place) {
-            (_, Place::Disk) => false,
+            (_, Place::Disk | Place::Pageable) => false,
             (Self::Suspended { target, .. }, Place::Gpu(_)) => matches!(target, Target::Anywhere | Target::Peers),
             (Self::Suspended { target, .. }, Place::Host(_)) => *target != Target::Peers,
             // Who goes on computes there, also together with another GPU.
@@ -135,6 +142,18 @@ impl Why {
         Self { cause, text: text.into() }
     }
 
+    fn full(place: Place, missing: u64) -> Self {
+        Self::new("room", format!("{place} lacks {} for it", format_size(missing)))
+    }
+
+    fn pages() -> Self {
+        Self::new(
+            "pages",
+            "others know it by its pages: another process has it open, a network card or a library has it registered, or gpupool_anchor holds \
+             it",
+        )
+    }
+
     fn nowhere() -> Self {
         Self::new("nowhere", "there is no other place that it may lie at")
     }
@@ -151,6 +170,23 @@ struct Leaving<'a> {
     stayed: BTreeMap<Why, u64>,
 }
 
+/// What of the pool's memory at the places that are left may leave, in whole frames, as it comes back.
+fn ranges(opened: &Opened, is_left: impl Fn(Place) -> bool) -> Vec<Range> {
+    let leaves =
+        |piece: &&Piece<Physical>| piece.anchors.is_empty() && !piece.place.is_stored() && is_left(piece.place);
+    let frames = |block: Block, piece: &Piece<Physical>| {
+        let address = piece.address / FRAME * FRAME;
+        Range { block, address, bytes: (piece.address + piece.bytes).next_multiple_of(FRAME) - address }
+    };
+    let of = |(block, pieces): &(Block, Vec<Piece<Physical>>)| -> Vec<Range> {
+        pieces.iter().filter(leaves).map(|piece| frames(*block, piece)).collect()
+    };
+    let mut ranges: Vec<Range> = opened.pool.stretches().iter().flat_map(of).collect();
+    // Each owner's one after the other: what copies them is made for one owner.
+    ranges.sort_by_key(|range| (range.block.home, range.block.owner, range.address));
+    ranges
+}
+
 /// Stores all memory of the pool that may leave in a folder; `None` where there is none.
 ///
 /// # Errors
@@ -161,26 +197,57 @@ pub fn store(
     folder: &Path,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Option<Stored>, String> {
-    let stretches = opened.pool.stretches();
-    let leaves = |piece: &&Piece<Physical>| piece.anchors.is_empty() && !piece.place.is_disk();
-    // In whole frames, as they come back.
-    let frames = |block: Block, piece: &Piece<Physical>| {
-        let address = piece.address / FRAME * FRAME;
-        Range { block, address, bytes: (piece.address + piece.bytes).next_multiple_of(FRAME) - address }
-    };
-    let of = |(block, pieces): &(Block, Vec<Piece<Physical>>)| -> Vec<Range> {
-        pieces.iter().filter(leaves).map(|piece| frames(*block, piece)).collect()
-    };
-    let mut ranges: Vec<Range> = stretches.iter().flat_map(of).collect();
+) -> Result<Option<Put>, String> {
+    let ranges = ranges(opened, |_| true);
     if ranges.is_empty() {
         return Ok(None);
     }
-    // Each owner's one after the other: what copies them is made for one owner.
-    ranges.sort_by_key(|range| (range.block.home, range.block.owner, range.address));
     let total = ranges.iter().map(|range| range.bytes).sum();
     progress(0, total);
-    Stored::write(driver, folder, &ranges, is_wanted, &mut |done| progress(done, total)).map(Some)
+    Stored::write(driver, folder, &ranges, is_wanted, &mut |done| progress(done, total))
+        .map(|stored| Some(Put::Disk(Box::new(stored))))
+}
+
+/// Copies as much of the pool's memory that is to leave to plain memory of the host as there is room for; `None` where that is nothing, and why it was not
+/// all.
+///
+/// # Errors
+/// Why not, in words.
+pub fn keep(
+    opened: &'static Opened,
+    driver: &'static Driver,
+    target: &Target,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Option<Put>, Option<Why>), String> {
+    let leaves = Leaves::Suspended { target, put: None, full: None };
+    let mut ranges = ranges(opened, |place| leaves.place(place));
+    let accounts = opened.pool.accounts();
+    let mut hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host()).peekable();
+    let Some(&first) = hosts.peek() else { return Ok((None, Some(Why::nowhere()))) };
+    let allowed: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
+    let own = handles::by_hand::all().into_iter().filter(|own| leaves.place(own.place)).map(|own| own.bytes).sum();
+    let mut room = allowed.min(host::available().unwrap_or(u64::MAX)).saturating_sub(own);
+    let mut missing = 0;
+    ranges.retain(|range| {
+        let fits = range.bytes <= room;
+        match fits {
+            true => room -= range.bytes,
+            false => missing += range.bytes,
+        }
+        fits
+    });
+    let full = (missing > 0).then(|| Why::full(first, missing));
+    if ranges.is_empty() {
+        return Ok((None, full));
+    }
+    let total = ranges.iter().map(|range| range.bytes).sum();
+    progress(0, total);
+    let mut heard = |done| {
+        progress(done, total);
+        is_wanted()
+    };
+    Kept::copy(driver, &ranges, &mut heard).map(|kept| (Some(Put::Host(kept)), full))
 }
 
 /// Has everything that `leaves` names leave. From `until` on nothing more is begun, and what is left stayed because it was late
@@ -220,6 +287,17 @@ pub fn leave(
     let total =
         near.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>() + own.iter().map(|own| own.bytes).sum::<u64>();
     progress(0, total);
+    if let Leaves::Suspended { full, .. } = leaves
+        && leaves.is_put()
+    {
+        let pieces = near.iter().flat_map(|(_, pieces)| pieces);
+        for piece in pieces.filter(|piece| leaves.place(piece.place) && !leaves.piece(piece)) {
+            let why = if piece.anchors.is_empty() { full.cloned() } else { Some(Why::pages()) };
+            if let Some(why) = why {
+                *leaving.stayed.entry(why).or_default() += piece.bytes;
+            }
+        }
+    }
     let mut parted: Vec<Parted> = Vec::new();
     let mut done = 0;
     for batch in batches(&near) {
@@ -325,8 +403,8 @@ impl Leaving<'_> {
     /// Where memory of the pool may go that belongs to this GPU, best first.
     fn targets(&self, home: u32) -> Vec<Place> {
         match self.leaves {
-            Leaves::Suspended { target: Target::Folder(_), stored: Some(_) } => vec![Place::Disk],
-            Leaves::Suspended { target: Target::Folder(_), stored: None } => Vec::new(),
+            Leaves::Suspended { put: Some(put), .. } => vec![put.place()],
+            leaves if leaves.is_put() => Vec::new(),
             _ => self.order(home),
         }
     }
@@ -362,10 +440,10 @@ impl Leaving<'_> {
         }
     }
 
-    /// Of a suspended program whole blocks leave, and for a disk what of them is stored; of one GPU what lies there. The rest of a block stays
-    /// where it is.
+    /// Of a suspended program whole blocks leave for peers, and otherwise what of them was copied; of one GPU what lies there. The rest of a block
+    /// stays where it is.
     fn wishes(&self, batch: &[Stretch], to: Place) -> Vec<Wish> {
-        if matches!(self.leaves, Leaves::Suspended { stored: None, .. }) {
+        if matches!(self.leaves, Leaves::Suspended { .. }) && !self.leaves.is_put() {
             return batch.iter().map(|(block, _)| Wish { address: block.address, bytes: block.bytes, to }).collect();
         }
         let mut wishes: Vec<Wish> = Vec::new();
@@ -407,10 +485,8 @@ impl Leaving<'_> {
     }
 
     fn note_stayed(&mut self, Moved { anchored, shared, .. }: Moved) {
-        let pages = "others know it by its pages: another process has it open, a network card or a library has it registered, or \
-                     gpupool_anchor holds it";
         let shared_with = "it stands on one piece of memory together with what has to stay";
-        for (bytes, why) in [(anchored, Why::new("pages", pages)), (shared, Why::new("shared", shared_with))] {
+        for (bytes, why) in [(anchored, Why::pages()), (shared, Why::new("shared", shared_with))] {
             if bytes > 0 {
                 *self.stayed.entry(why).or_default() += bytes;
             }
@@ -442,9 +518,7 @@ fn rearrange(opened: &Opened, driver: &'static Driver, held: &Held, wishes: &[Wi
 
 fn in_words(error: &MoveError<CuResult>) -> Why {
     match error {
-        MoveError::Full { place, missing } => {
-            Why::new("room", format!("{place} lacks {} for it", format_size(*missing)))
-        }
+        MoveError::Full { place, missing } => Why::full(*place, *missing),
         MoveError::NoPlace | MoveError::OutOfReach => Why::nowhere(),
         MoveError::NotABlock => Why::new(FREED, "it was freed meanwhile"),
         MoveError::NotNow => Why::new("ending", "the process is ending, or a context of it"),
@@ -453,28 +527,28 @@ fn in_words(error: &MoveError<CuResult>) -> Why {
     }
 }
 
-/// What could not come back although it has to, since it is on a disk: why, and all that is elsewhere still.
+/// What could not come back although it has to, since it is mapped nowhere: why, and all that is elsewhere still.
 pub type Stuck = (String, Vec<Parted>);
 
 /// Has all of this come back; bytes that came, and that did not.
 ///
 /// # Errors
-/// Something is on a disk still.
+/// Something is where no GPU reaches it still.
 pub fn come_back(
     opened: &'static Opened,
     driver: &'static Driver,
     held: &Held,
     parted: Vec<Parted>,
-    stored: Option<&Stored>,
+    put: Option<&Put>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(u64, u64), Stuck> {
-    let Some(stored) = stored else {
+    let Some(put) = put else {
         return Ok(bring_back(opened, driver, held, &parted, None, progress));
     };
     let mut why = None;
-    let back = stored.reading(driver, |unread| {
+    let back = put.reading(driver, |unread| {
         let (mut moved, mut stayed) = bring_back(opened, driver, held, &parted, Some(unread), progress);
-        let left = on_disk(opened, &parted);
+        let left = still_put(opened, &parted);
         if unread.why().is_none() && !left.is_empty() {
             // It was there before anybody said otherwise, and the program cannot go on without it.
             let _waived = terms::waive(left.iter().map(Parted::from));
@@ -485,17 +559,17 @@ pub fn come_back(
         why = unread.why();
         (moved, stayed)
     });
-    // Of what was freed meanwhile, nothing is left on the disk either. All work is over, so this waits for nothing.
+    // Of what was freed meanwhile, nothing is left there either. All work is over, so this waits for nothing.
     let gpus: Vec<u32> = opened.plan.members.keys().copied().collect();
-    opened.pool.trim(Some(Place::Disk), None, &gpus);
-    let is_stored = |(_, pieces): &Stretch| pieces.iter().any(|piece| piece.place.is_disk());
+    opened.pool.trim(Some(put.place()), None, &gpus);
+    let is_stored = |(_, pieces): &Stretch| pieces.iter().any(|piece| piece.place.is_stored());
     let left: Vec<Stretch> = opened.pool.stretches().into_iter().filter(is_stored).collect();
     match (back, left.first()) {
         (Ok(back), None) => Ok(back),
         // Nothing of it was needed.
         (Err(_), None) => Ok((0, 0)),
         (Ok(_), Some((block, pieces))) => {
-            let bytes = pieces.iter().filter(|piece| piece.place.is_disk()).map(|piece| piece.bytes).sum();
+            let bytes = pieces.iter().filter(|piece| piece.place.is_stored()).map(|piece| piece.bytes).sum();
             let nowhere = || {
                 let order = opened.plan.order(block.home);
                 let places: Vec<String> = order.iter().map(Place::to_string).collect();
@@ -507,10 +581,10 @@ pub fn come_back(
     }
 }
 
-/// What of this is on a disk still.
-fn on_disk(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
+/// What of this has not come back from where nothing of it is mapped.
+fn still_put(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
     let stretches = opened.pool.stretches();
-    let pieces = stretches.iter().flat_map(|(_, pieces)| pieces).filter(|piece| piece.place.is_disk());
+    let pieces = stretches.iter().flat_map(|(_, pieces)| pieces).filter(|piece| piece.place.is_stored());
     let stored: Vec<(u64, u64)> = pieces.map(|piece| (piece.address, piece.address + piece.bytes)).collect();
     let is_stored = |parted: &&Parted| match **parted {
         Parted::Pooled { address, bytes, .. } => {
@@ -522,7 +596,7 @@ fn on_disk(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
     parted.iter().filter(is_stored).copied().collect()
 }
 
-/// As [`come_back`], as far as it goes: nothing more is tried once something of a disk could not be read.
+/// As [`come_back`], as far as it goes: nothing more is tried once something that is mapped nowhere could not be read.
 pub fn bring_back(
     opened: &'static Opened,
     driver: &'static Driver,
@@ -597,16 +671,16 @@ pub fn bring_back(
     (moved, stayed)
 }
 
-/// Where a range has room now: where it was, or on another GPU of the pool; and for what is on a disk, on the host.
+/// Where a range has room now: where it was, or on another GPU of the pool; and for what is mapped nowhere, on the host.
 fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) -> Option<Place> {
     let gpu = match wish.to {
         Place::Gpu(gpu) => Some(gpu),
-        Place::Host(_) | Place::Disk => None,
+        Place::Host(_) | Place::Disk | Place::Pageable => None,
     };
     let home = opened.pool.block_at(wish.address).map(|block| block.home).or(gpu);
     let others = home.map(|home| opened.plan.order(home)).unwrap_or_default();
     let is_here = |row: &Mapped| (row.address..row.address + row.bytes).contains(&wish.address);
-    let is_stored = opened.pool.mapped().iter().any(|row| row.place.is_disk() && is_here(row));
+    let is_stored = opened.pool.mapped().iter().any(|row| row.place.is_stored() && is_here(row));
     let may = |place: &Place| (is_stored || matches!(place, Place::Gpu(_))) && *place != wish.to;
     let others = others.into_iter().filter(may);
     std::iter::once(wish.to).chain(others).find(|&to| {

@@ -128,6 +128,11 @@ impl Unread {
     pub fn why(&self) -> Option<String> {
         self.0.lock().clone()
     }
+
+    /// The first one counts.
+    pub fn note(&self, why: String) {
+        self.0.lock().get_or_insert(why);
+    }
 }
 
 fn write(
@@ -173,8 +178,8 @@ fn write(
 /// Reads ranges of the pool's addresses to where they are wanted.
 fn loader(driver: &'static Driver, reader: Reader, ranges: Arc<BTreeMap<u64, (u64, u64)>>, unread: Unread) -> Load {
     let mut shuttle: Option<(Shuttle, (u64, u32))> = None;
-    Box::new(move |owner, gpu, Transfer { from, to, bytes, .. }| {
-        let mut load = || -> Result<(), String> {
+    Box::new(move |owner, gpu, transfers| {
+        let mut load = |&Transfer { from, to, bytes, .. }: &Transfer| -> Result<(), String> {
             let words = |failed: Failed| failed.to_string();
             if shuttle.as_ref().is_none_or(|(_, known)| *known != (owner, gpu)) {
                 shuttle = None;
@@ -195,8 +200,8 @@ fn loader(driver: &'static Driver, reader: Reader, ranges: Arc<BTreeMap<u64, (u6
             }
             Ok(())
         };
-        load().map_err(|why| {
-            unread.0.lock().get_or_insert(why);
+        transfers.iter().try_for_each(&mut load).map_err(|why| {
+            unread.note(why);
             CuResult::INVALID_VALUE
         })
     })

@@ -263,7 +263,7 @@ fn near_room(opened: &Opened, gpu: u32) -> u64 {
 fn link(topology: &Topology, gpu: u32, place: Place) -> FarLink {
     match place {
         Place::Gpu(peer) if topology.has_native_atomics(gpu, peer) => FarLink::PEER,
-        Place::Gpu(_) | Place::Host(_) | Place::Disk => FarLink::HOST,
+        Place::Gpu(_) | Place::Host(_) | Place::Disk | Place::Pageable => FarLink::HOST,
     }
 }
 

@@ -119,7 +119,7 @@ pub fn assert_block(pool: &Pool<Mock>, allocation: &Allocation) {
         match place {
             Place::Host(_) => on_host += bytes,
             Place::Gpu(ordinal) if ordinal != block.home => on_peers += bytes,
-            Place::Gpu(_) | Place::Disk => {}
+            Place::Gpu(_) | Place::Disk | Place::Pageable => {}
         }
     }
     assert_eq!(at, block.address + size, "pieces cover the block");

@@ -282,3 +282,24 @@ proptest! {
         check(&ops);
     }
 }
+
+#[test]
+fn what_is_in_pageable_memory_is_told_with_the_host_once() {
+    let all = [(GPU0, 4 * CHUNK), (HOST, 4 * CHUNK), (DISK, u64::MAX), (Place::Pageable, u64::MAX)];
+    let pool = pool(Policy::LocalFirst, &all);
+    let near = allocate(&pool, CHUNK).unwrap();
+    let kept = allocate(&pool, 2 * CHUNK).unwrap();
+    fill(&pool, &near);
+    fill(&pool, &kept);
+    store(&pool, &kept);
+    let moved = rearrange(&pool, &[wish(&kept, Place::Pageable)]).unwrap();
+    assert_eq!(moved[0].moved, 2 * CHUNK);
+    assert_eq!((held(&pool, HOST), held(&pool, Place::Pageable)), (2 * CHUNK, 0));
+    assert_eq!(pool.usage().places.len(), 2, "no disk");
+    assert_eq!(pool.pieces(kept.block.address, u64::MAX)[0].place, Place::Pageable);
+    let moved = rearrange(&pool, &[wish(&kept, GPU0)]).unwrap();
+    assert_eq!(moved[0].moved, 2 * CHUNK);
+    assert_all(&pool, &[near, kept]);
+    let host = pool.usage().places.into_iter().find(|it| it.place == HOST).unwrap();
+    assert_eq!((host.held, host.used, host.peak_used), (0, 0, 2 * CHUNK));
+}

@@ -292,7 +292,7 @@ impl Backend for Mock {
             assert!(start + mapping.bytes <= address, "{address:#x} is mapped twice");
         }
         let memory = inner.memories.get_mut(&handle).expect("map of a handle that is not held");
-        assert!(!memory.place.is_disk(), "what is no memory is mapped");
+        assert!(!memory.place.is_stored(), "what is no memory is mapped");
         assert_eq!(memory.bytes, bytes, "a handle is mapped whole");
         assert_eq!(memory.mapped_at.replace(address), None, "a handle is mapped once");
         inner.mappings.insert(address, Mapping { bytes, handle, granted: None });
@@ -387,7 +387,7 @@ impl Mover for Mock {
         let address = ALIASES + inner.aliases_made * (1 << 30);
         inner.aliases_made += 1;
         let memory = inner.memories.get_mut(&handle).expect("alias of a handle that is not held");
-        assert!(!place.is_disk(), "what is no memory is mapped");
+        assert!(!place.is_stored(), "what is no memory is mapped");
         assert_eq!((memory.bytes, memory.place, memory.alias), (bytes, place, None));
         memory.alias = Some(address);
         let readers = inner.readers;

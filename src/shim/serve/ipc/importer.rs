@@ -391,7 +391,7 @@ fn give_access(range: &Range, topology: &Topology, from: u64, place: Place) -> R
     let reaches = |ordinal: u32| match place {
         Place::Gpu(owner) => topology.reach(ordinal, owner),
         Place::Host(_) => true,
-        Place::Disk => false,
+        Place::Disk | Place::Pageable => false,
     };
     let gpus = topology.gpus.iter().filter(|gpu| gpu.vmm && reaches(gpu.ordinal));
     let devices: Vec<u32> = gpus.map(|gpu| gpu.ordinal).collect();

@@ -426,7 +426,7 @@ fn chunks(driver: &Driver, address: u64, id: u64, from: usize, most: usize) -> (
             Place::Gpu(ordinal) => Where::Gpu(driver.uuid_bytes(Device::of(ordinal))),
             Place::Host(node) => Where::Host(node),
             // What others have open stays in memory.
-            Place::Disk => return gone(),
+            Place::Disk | Place::Pageable => return gone(),
         };
         match driver.export(piece.handle) {
             Ok(descriptor) => descriptors.push(descriptor),

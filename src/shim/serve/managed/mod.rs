@@ -76,7 +76,7 @@ fn open() -> Option<&'static Opened> {
     let coherent = |place: Place| match place {
         Place::Gpu(ordinal) => plan.topology.gpus.get(ordinal as usize).is_some_and(|gpu| gpu.concurrent_managed),
         Place::Host(_) => true,
-        Place::Disk => false,
+        Place::Disk | Place::Pageable => false,
     };
     let specs: Vec<_> = plan.places.iter().copied().filter(|spec| coherent(spec.place)).collect();
     let links = topology::coherent(plan.links.clone());
@@ -206,7 +206,7 @@ impl Opened {
                 return backing::host::available().map_or(Level::Unknown, |available| Level::Host { available });
             }
             Place::Gpu(ordinal) => ordinal,
-            Place::Disk => return Level::Unknown,
+            Place::Disk | Place::Pageable => return Level::Unknown,
         };
         let gpu = self.plan.topology.gpus.get(ordinal as usize);
         let free = gpu.and_then(|gpu| backing::free_on(self.driver, ordinal, &gpu.uuid));

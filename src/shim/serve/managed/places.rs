@@ -94,7 +94,7 @@ impl Places {
                 match place {
                     Place::Host(_) => on_host += bytes,
                     Place::Gpu(_) if place != home => on_peers += bytes,
-                    Place::Gpu(_) | Place::Disk => {}
+                    Place::Gpu(_) | Place::Disk | Place::Pageable => {}
                 }
             }
             let overflows = self.policy.overflows(on_peers, on_host);

@@ -273,7 +273,7 @@ fn located(mut usage: Usage, blocks: Vec<Block>) -> Usage {
             match piece.place {
                 Place::Gpu(gpu) if gpu == block.home => usage.at_home += piece.bytes,
                 Place::Gpu(_) => usage.on_peers += piece.bytes,
-                Place::Host(_) => usage.on_host += piece.bytes,
+                Place::Host(_) | Place::Pageable => usage.on_host += piece.bytes,
                 Place::Disk => {}
             }
         }

@@ -215,7 +215,7 @@ fn device_holders() -> (Vec<HolderAtRefusal>, u64, u64, u64) {
                 match piece.place {
                     Place::Gpu(gpu) if gpu == block.home => {}
                     Place::Gpu(_) => sum.on_peers += piece.bytes,
-                    Place::Host(_) => sum.on_host += piece.bytes,
+                    Place::Host(_) | Place::Pageable => sum.on_host += piece.bytes,
                     Place::Disk => {}
                 }
             }

@@ -1,0 +1,57 @@
+//! Where memory of a suspended program is that left without being mapped anywhere else.
+
+use super::kept::Kept;
+use super::stored::{Stored, Unread};
+use gpupool_cuda::Driver;
+use gpupool_pool::Place;
+
+pub enum Put {
+    /// In files.
+    Disk(Box<Stored>),
+    /// In plain memory of the host.
+    Host(Kept),
+}
+
+impl Put {
+    /// What the pool calls it.
+    pub fn place(&self) -> Place {
+        match self {
+            Self::Disk(_) => Place::Disk,
+            Self::Host(_) => Place::Pageable,
+        }
+    }
+
+    /// Whether what lies at this address was put there.
+    pub fn has(&self, address: u64) -> bool {
+        match self {
+            Self::Disk(stored) => stored.has(address),
+            Self::Host(kept) => kept.has(address),
+        }
+    }
+
+    pub fn on_disk(&self) -> Option<&Stored> {
+        match self {
+            Self::Disk(stored) => Some(stored),
+            Self::Host(_) => None,
+        }
+    }
+
+    /// Has it read for the length of `act`, as the pool asks for it; `act` is given what tells why that failed, if it did.
+    ///
+    /// # Errors
+    /// It cannot be opened; in words.
+    pub fn reading<T>(&self, driver: &'static Driver, act: impl FnOnce(&Unread) -> T) -> Result<T, String> {
+        match self {
+            Self::Disk(stored) => stored.reading(driver, act),
+            Self::Host(kept) => Ok(kept.reading(driver, act)),
+        }
+    }
+
+    /// All is back.
+    pub fn remove(self) {
+        match self {
+            Self::Disk(stored) => stored.remove(),
+            Self::Host(kept) => drop(kept),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! `gpupool suspend --to host`: a program's memory lies in plain memory of the host, once, and comes back.
+
+use super::{MIB, at, at_work, ends_well, goes_on, gpupool, page, refused, suspended, told};
+use gpupool_metrics::Snapshot;
+use harness::{Run, Running, artifact_folder, eventually};
+use std::process::{Command, Stdio};
+
+/// Has all of it go there.
+#[track_caller]
+fn suspend(program: &Running) -> u64 {
+    let left = told(program, "suspend --to host");
+    assert!(left["error"].is_null() && left["stayed_bytes"] == 0, "{left}");
+    left["bytes"].as_u64().unwrap_or(0)
+}
+
+/// What is kept is as it was.
+#[track_caller]
+fn is_right(program: &mut Running) {
+    program.ask("check");
+    eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+}
+
+/// Bytes of plain memory that it has.
+fn plain(program: &Running) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap_or_default();
+    let kib =
+        status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or_else(|| panic!("{status}")) << 10
+}
+
+/// What the page says of the host: bytes that are held there, and the most that may be.
+fn on_host(page: &Snapshot) -> (u64, u64) {
+    let rows: Vec<_> = page.levels.places.rows.iter().filter(|place| place.on_host).collect();
+    assert_eq!(rows.len(), 1, "{page:?}");
+    assert!(page.levels.places.rows.iter().all(|place| !place.on_disk), "{page:?}");
+    (rows[0].held, rows[0].limit)
+}
+
+#[test]
+fn memory_lies_on_the_host_once_and_none_of_it_is_kept_there() {
+    let mut program = suspended("2x1GiB").log().start(None);
+    program.ask("keep 256");
+    at_work(&mut program, 8);
+    for round in 0..6 {
+        let before = plain(&program);
+        let bytes = suspend(&program);
+        assert!(bytes >= (256 + 8 * 40) * MIB, "{bytes}");
+        let empty = |page: &Snapshot| page.levels.suspended > 0 && at(page, false) == 0;
+        let page = eventually("empty GPUs", || page(&program).filter(empty));
+        let (held, limit) = on_host(&page);
+        // What the program made itself is counted beside it.
+        assert!(held >= (256 + 8 * 32) * MIB && held <= bytes && limit == 4 << 30, "{held} of {bytes}, {limit}");
+        let added = plain(&program) - before;
+        assert!((256 * MIB..bytes + 64 * MIB).contains(&added), "{added} for {bytes}");
+        if round == 0 {
+            let listed = String::from_utf8(gpupool(&program, "ps").stdout).unwrap();
+            assert!(listed.contains("suspended") && listed.contains("host") && !listed.contains("disk"), "{listed}");
+        }
+        let back = told(&program, "resume");
+        assert_eq!((back["bytes"].as_u64(), &back["stayed_bytes"]), (Some(bytes), &0.into()));
+        eventually("its memory given back", || (plain(&program) < before + 64 * MIB).then_some(()));
+        goes_on(&mut program);
+    }
+    is_right(&mut program);
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    ends_well(program);
+    let event = log.lines().find(|line| line.contains("\"program.suspend\"")).unwrap();
+    let event: serde_json::Value = serde_json::from_str(event).unwrap();
+    assert!(event["waited_microseconds"].as_u64() < event["microseconds"].as_u64(), "{event}");
+    assert!(event["to"] == "host" && event["stored"].is_null(), "{event}");
+}
+
+#[test]
+fn memory_that_is_zero_takes_none_of_the_host() {
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("clear 512");
+    let before = plain(&program);
+    assert!(suspend(&program) >= 512 * MIB);
+    assert!(plain(&program) < before + 128 * MIB, "{} and {before}", plain(&program));
+    told(&program, "resume");
+    is_right(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn what_the_host_has_no_room_for_stays_and_where_it_may_have_nothing_the_program_runs_on() {
+    let mut program = suspended("1x1GiB").env("GPUPOOL_HOST_LIMIT", "0").start(None);
+    program.ask("keep 64");
+    let why = refused(&program, "suspend --to host");
+    assert!(why.contains("nothing of it can leave: 64.0 MiB would stay"), "{why}");
+    is_right(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn what_is_freed_or_whose_context_ends_meanwhile_is_not_brought_back() {
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 64");
+    at_work(&mut program, 1);
+    let left = suspend(&program);
+    program.ask("drop");
+    assert_eq!(told(&program, "resume")["bytes"].as_u64(), Some(left - 64 * MIB));
+    goes_on(&mut program);
+    program.ask("keep 48");
+    suspend(&program);
+    program.ask("destroy");
+    told(&program, "resume");
+    eventually("its end", || (program.ask("destroyed") == "yes").then_some(()));
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn the_end_of_the_process_brings_everything_back_for_its_handlers_and_a_child_has_none_of_it() {
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 64");
+    program.ask("atexit");
+    at_work(&mut program, 2);
+    suspend(&program);
+    // Neither a child nor a core dump has it again.
+    let maps = std::fs::read_to_string(format!("/proc/{}/smaps", program.pid())).unwrap();
+    let of = |map: &str, key: &str| -> String {
+        map.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim().to_owned()
+    };
+    let is_large =
+        |map: &&str| of(map, "Anonymous:").trim_end_matches(" kB").parse().is_ok_and(|kib: u64| kib >= 60 << 10);
+    // Each ends with its flags.
+    let mut maps = maps.split_inclusive("\nVmFlags: ").zip(maps.split("\nVmFlags: ").skip(1));
+    let large = maps.find(|(map, _)| is_large(map)).map(|(_, flags)| flags.lines().next().unwrap_or_default());
+    assert!(large.is_some_and(|flags| flags.contains("dc") && flags.contains("dd")), "{large:?}");
+    assert_eq!(program.ask("fork"), "child ended with 7");
+    program.tell("exit");
+    let (status, _folder) = program.end();
+    assert_eq!(status.code(), Some(12), "{status}");
+}
+
+#[test]
+fn a_command_that_is_killed_leaves_a_program_that_works_or_is_suspended() {
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 512");
+    at_work(&mut program, 1);
+    let pid = program.pid().to_string();
+    for round in 0..6 {
+        let before = plain(&program);
+        let mut command = Command::new(artifact_folder().join("gpupool"));
+        command.args(["suspend", "--to", "host", &pid]).env("XDG_RUNTIME_DIR", program.session());
+        let mut child = command.env_remove("LD_PRELOAD").stderr(Stdio::null()).spawn().unwrap();
+        // From before it is heard to in the middle of copying.
+        if round % 2 == 1 {
+            let begun = |program: &Running| plain(program) > before + 32 * MIB;
+            eventually("a beginning", || (begun(&program) || child.try_wait().unwrap().is_some()).then_some(()));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        eventually("a program that can be asked", || {
+            let ended = gpupool(&program, &format!("resume {pid}"));
+            let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+            (ended.status.success() || text.contains("is not suspended")).then_some(())
+        });
+        goes_on(&mut program);
+    }
+    is_right(&mut program);
+    ends_well(program);
+}
+
+/// Calls of the driver that the way out and the way back are made of, and that the program makes none of meanwhile; each with how many a round
+/// has.
+const CALLS: [(&str, u32); 14] = [
+    ("cuMemCreate", 1),
+    ("cuMemMap", 2),
+    ("cuMemSetAccess", 2),
+    ("cuMemUnmap", 2),
+    ("cuMemRelease", 1),
+    ("cuMemAddressReserve", 1),
+    ("cuMemAddressFree", 1),
+    ("cuMemcpyDtoHAsync_v2", 20),
+    ("cuMemcpyHtoDAsync_v2", 5),
+    ("cuMemHostRegister_v2", 2),
+    ("cuMemHostUnregister", 2),
+    ("cuStreamCreate", 4),
+    ("cuStreamSynchronize", 30),
+    ("cuStreamDestroy_v2", 4),
+];
+
+/// Each call fails once in about eight rounds, each time at another place in them.
+#[test]
+fn a_call_of_the_driver_that_fails_on_the_way_there_or_back_loses_nothing() {
+    let of = |(at, (call, round)): (u32, (&str, u32))| -> Vec<String> {
+        let code = [2, 999, 1][at as usize % 3];
+        (0..4).map(|time| format!("{call}:{}={code}", 3 + (at % 8 + time * 8) * round + time)).collect()
+    };
+    let faults: Vec<String> = (0..).zip(CALLS).flat_map(of).collect();
+    let mut program = suspended("1x1GiB").env("SIMCUDA_FAULT", faults.join(",")).start(None);
+    program.ask("keep 40");
+    let (mut refused, mut stuck) = (0, 0);
+    for _ in 0..30 {
+        let left = told(&program, "suspend --to host");
+        if left["error"].is_null() {
+            // Once more for each failure in a row, of which there are few.
+            let back = (0..8).map(|_| told(&program, "resume")).find(|back| {
+                stuck += u32::from(!back["error"].is_null());
+                back["error"].is_null()
+            });
+            assert!(back.is_some(), "it does not come back");
+        } else {
+            refused += 1;
+        }
+        is_right(&mut program);
+        // What could not come back to its GPU lies on the host for good, and does not leave.
+        if left["bytes"] == 0 {
+            program.ask("drop");
+            program.ask("keep 40");
+        }
+    }
+    assert!(refused > 3 && stuck > 3, "{refused} refused, {stuck} failed to come back");
+    program.ask("drop");
+    ends_well(program);
+}
+
+/// Another program has taken the GPU meanwhile.
+#[test]
+fn what_has_no_room_on_its_gpu_any_more_lies_far_and_is_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("machine");
+    let mut program = suspended("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    program.ask("keep 300");
+    assert_eq!(suspend(&program), 300 * MIB);
+    let mut other = Run::program("suspended").sim("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    assert_eq!(other.ask("keep 900"), "kept");
+    let back = told(&program, "resume");
+    assert!(back["stayed_bytes"].as_u64() >= Some(200 * MIB) && back["error"].is_null(), "{back}");
+    is_right(&mut program);
+    assert_eq!(other.ask("drop"), "freed");
+    ends_well(program);
+}
