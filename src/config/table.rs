@@ -223,7 +223,7 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "GPUPOOL_GUARANTEE",
         values: "0:20GiB,1:10GiB or one size for every GPU",
-        default: "none",
+        default: "nothing is guaranteed",
         help: "So much of a GPU is this program's whatever the priority of others: what it has there below that is not asked back, \
                and as long as it has less, others give way to it.",
         read: |settings, value| Limits::parse(text(value)?).map(|limits| settings.guarantee = limits),

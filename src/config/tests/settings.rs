@@ -46,6 +46,7 @@ fn every_default_that_is_a_value_reads_as_the_default() {
     let in_words = [
         "GPUPOOL_RESERVE",
         "GPUPOOL_LIMIT",
+        "GPUPOOL_GUARANTEE",
         "GPUPOOL_HOST_LIMIT",
         "GPUPOOL_PINNED_LIMIT",
         "GPUPOOL_RESTORE",
