@@ -1,12 +1,12 @@
 //! Memory that goes from one process to another by priority, from borrowers to those who work on a GPU, and to programs that do not run under gpupool.
 
-use super::{MIB, Machine, at, goes_on, page};
+use super::{MIB, Machine, at};
 use gpupool_events::{Event, Reader};
 use gpupool_metrics::Snapshot;
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_wire::Socket;
 use gpupool_wire::control::{ROOM, Reply, Request};
-use harness::{Run, Running, eventually};
+use harness::{Run, Running, eventually, goes_on, page_of};
 use serde_json::Value;
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
@@ -278,7 +278,7 @@ fn a_process_that_lies_about_what_it_freed_is_not_believed() {
     };
     assert!(bytes >= 80 * MIB, "{bytes}");
     let none: [OwnedFd; 0] = [];
-    let lie = Reply::Done { moved: 1 << 40, stayed: 0, microseconds: 1 };
+    let lie = Reply::Done { moved: 1 << 40, stayed: 0, microseconds: 1, waited: 0 };
     socket.send(&lie.encode(), &none).unwrap();
     // It has asked the driver, and lies elsewhere in part.
     other.ask("check").parse::<u64>().unwrap();
@@ -383,7 +383,7 @@ fn who_works_while_others_take_its_loans_goes_on() {
     let mut borrower = machine.start(machine.run().env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:4MiB"));
     super::at_work(&mut borrower, 1);
     machine.until(&borrower, "a loan", |page| held(page, 1) >= 16 * MIB);
-    let before = page(machine.folder.path(), borrower.pid()).unwrap();
+    let before = page_of(machine.folder.path(), borrower.pid()).unwrap();
     assert!(held(&before, 1) >= 16 * MIB);
     let mut owner = machine.start(machine.neighbour(1, 50));
     takes(&mut owner, 280);
@@ -406,7 +406,7 @@ fn ranks_that_no_launcher_tells_of_keep_to_their_own_gpus() {
         eventually("memory on the host alone", || {
             takes(program, 24);
             assert_eq!(program.ask("drop"), "dropped");
-            page(machine.folder.path(), program.pid())
+            page_of(machine.folder.path(), program.pid())
                 .filter(|page| page.levels.residence.on_host > 0 && held(page, 1 - gpu) == 0)
         });
     }
@@ -425,7 +425,7 @@ fn happens(machine: &Machine, events: &std::path::Path, line: &str, program: &Ru
         let mut file = std::fs::OpenOptions::new().append(true).create(true).open(events).unwrap();
         file.write_all(format!("{line}\n").as_bytes()).unwrap();
         std::thread::sleep(Duration::from_millis(200));
-        page(machine.folder.path(), program.pid())
+        page_of(machine.folder.path(), program.pid())
             .filter(|page| !page.levels.places.rows.is_empty() && at(page, 1).drained)
     })
 }

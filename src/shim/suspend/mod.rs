@@ -36,7 +36,6 @@ pub use agreement::{Agreement, Alone};
 use gpupool_config::{Mode, format_size};
 use gpupool_cuda::Driver;
 use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
-use gpupool_pool::Place;
 pub use gpupool_wire::control::Target;
 use parking_lot::{Mutex, MutexGuard};
 use parting::{Leaves, Parted, Why};
@@ -286,7 +285,9 @@ pub fn is_freezable() -> Result<Done, String> {
         (0, 0, false) => return Ok(Done::default()),
         (0, 0, true) => "memory of other processes is open in it".to_owned(),
         (0, own, _) => format!("{} that it made by cuMemCreate are mapped", format_size(own)),
-        (mapped, ..) => format!("{} of the pool are mapped still; --to DIR or --to host has them leave", format_size(mapped)),
+        (mapped, ..) => {
+            format!("{} of the pool are mapped still; --to DIR or --to host has them leave", format_size(mapped))
+        }
     };
     Err(format!("the driver would not bring it back: {what}"))
 }
