@@ -40,7 +40,8 @@ pub struct Args {
     after_help = "Memory of a program gives way to programs of a higher priority that need it; without a word from anybody it is 50. The same as
 gpupool set PID priority=N.
 
-Example: gpupool priority 4711 80"
+Examples:
+  gpupool priority 4711 80   it gets memory back from programs of a lower priority"
 )]
 pub struct PriorityArgs {
     /// Its number, as gpupool ps lists it

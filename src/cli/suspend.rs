@@ -19,7 +19,7 @@ use crate::{stdout, whole};
     after_help = "Their addresses stay, and gpupool resume brings everything back. What is not the pool's stays on the GPU: contexts,
 modules, what libraries took from the driver themselves. Several programs are suspended together or not at all.
 With --process the driver's own checkpoint (driver 570 and later) follows: contexts, modules and what libraries took leave too, and the GPU shows nothing
-of the program. Memory that the driver could not bring back has to have left before, so with --to DIR; where there is any, or the driver refuses, the program is
+of the program. Memory that the driver could not bring back has to have left before, so with --to host or --to DIR; where there is any, or the driver refuses, the program is
 resumed as it was. gpupool resume brings all of it back, and nothing else does: a program that ends meanwhile waits for that.
 A signal that a program handles while it waits (Ctrl-C) resumes it; so does its end.
 

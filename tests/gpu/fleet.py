@@ -19,7 +19,8 @@ def _held(lab, pid, gpu):
         if row["process"]["identity"]["pid"] == pid:
             rows = row["levels"]["places"]["rows"]
             return sum(place["held"] + place["own"] for place in rows if place["place"] == f"gpu{gpu}")
-    raise Failed(f"gpupool ps does not know process {pid}")
+    # It has allocated nothing yet.
+    return 0
 
 
 def _until(what, is_so, seconds=20):
@@ -46,6 +47,9 @@ def _gives_way(lab, to_peer, settings, goal):
     gib = min(100, lab.machine.gpus[1].total // GIB - 16)
     borrower = lab.start(client("cupy_holder.py", 0, gib), settings={"LIMIT": "0:1GiB", "RESERVE": "6GiB"})
     said = borrower.read_until("holds", TO_FILL)
+    if "holds" not in said:
+        borrower.finish(5, said).succeeded()
+        raise Failed(f"{borrower.title}: it ended before it held anything")
     pid = borrower.process.pid
     _until("a loan", lambda: _held(lab, pid, 1) >= (gib - 2) * GIB)
     if to_peer:
@@ -56,6 +60,7 @@ def _gives_way(lab, to_peer, settings, goal):
     seconds = time.monotonic() - begun
     if "holds" not in comer_said:
         comer.finish(5, comer_said).succeeded()
+        raise Failed(f"{comer.title}: it ended before it held anything")
     checked = _checked(comer, comer_said)
     done = _checked(borrower, said)
     gave = [(event["freed"], event["microseconds"] / 1e6, event.get("pid")) for event in done.events("recall.give")]

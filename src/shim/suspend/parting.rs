@@ -239,16 +239,15 @@ pub fn keep(
     let allowed: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
     let own = handles::by_hand::all().into_iter().filter(|own| leaves.place(own.place)).map(|own| own.bytes).sum();
     let mut room = allowed.min(host::available().unwrap_or(u64::MAX)).saturating_sub(own);
-    let mut missing = 0;
+    let lacks = ranges.iter().map(|range| range.bytes).sum::<u64>().saturating_sub(room);
     ranges.retain(|range| {
         let fits = range.bytes <= room;
-        match fits {
-            true => room -= range.bytes,
-            false => missing += range.bytes,
+        if fits {
+            room -= range.bytes;
         }
         fits
     });
-    let full = (missing > 0).then(|| Why::full(first, missing));
+    let full = (lacks > 0).then(|| Why::full(first, lacks));
     if ranges.is_empty() {
         return Ok((None, full));
     }
