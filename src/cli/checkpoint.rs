@@ -109,6 +109,20 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         _ => control::find(&args.pid)?,
     };
     let is_job = args.job || rows.len() > 1;
+    // Whoever restores takes the newest of one kind, and would never see the other.
+    let has = |is_any: Option<bool>| is_any.unwrap_or(false);
+    if !is_job && has(gpupool_store::jobs(&folder).ok().map(|jobs| !jobs.is_empty())) {
+        let folder = folder.display();
+        return Err(Failure::usage(format!(
+            "{folder} has images of a job: name all of its ranks or --job, or another folder"
+        )));
+    }
+    if is_job && has(gpupool_store::list(&folder).ok().map(|listed| !listed.is_empty())) {
+        return Err(Failure::usage(format!(
+            "{} has images of one process: name another folder for a job",
+            folder.display()
+        )));
+    }
     let ended = |row: &&Listed| has_ended(&row.told.process.identity);
     let mut is_done = false;
     loop {

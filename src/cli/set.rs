@@ -11,7 +11,7 @@ use crate::failure::{Failure, complain};
 use crate::stdout;
 use crate::terminal;
 
-/// Change settings of a running program: limit, devices, move_share, priority, log
+/// Change settings of a running program: limit, devices, move_share, priority, guarantee, log
 #[derive(clap::Args)]
 #[command(
     after_help = "A setting is written with or without GPUPOOL_ in front. All that are given change, or none. What lies beyond a limit

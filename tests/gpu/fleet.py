@@ -19,7 +19,7 @@ def _held(lab, pid, gpu):
         if row["process"]["identity"]["pid"] == pid:
             rows = row["levels"]["places"]["rows"]
             return sum(place["held"] + place["own"] for place in rows if place["place"] == f"gpu{gpu}")
-    # It has allocated nothing yet.
+    # Its page has not said anything yet.
     return 0
 
 
@@ -45,7 +45,7 @@ def _gives_way(lab, to_peer, settings, goal):
     needs_modules("cupy")
     needs_two_gpus(lab)
     gib = min(100, lab.machine.gpus[1].total // GIB - 16)
-    borrower = lab.start(client("cupy_holder.py", 0, gib), settings={"LIMIT": "0:1GiB", "RESERVE": "6GiB"})
+    borrower = lab.start(client("cupy_holder.py", 0, gib), settings={"LIMIT": "0:1GiB", "RESERVE": "6GiB", "SOFT_OOM": "off"})
     said = borrower.read_until("holds", TO_FILL)
     if "holds" not in said:
         borrower.finish(5, said).succeeded()
@@ -98,12 +98,12 @@ def drain(lab):
     """GPU 1 is emptied under a program that borrows from it, and filled again; it computes the same."""
     needs_modules("torch")
     needs_two_gpus(lab)
-    command = client("torch_rotation.py", 40, 30)
+    command = client("torch_rotation.py", 24, 12)
     bare = lab.bare(command, 120).succeeded()
     child = lab.start(command, settings={"LIMIT": "0:8GiB"})
     pid = child.process.pid
     lines = []
-    _until("a loan", lambda: child.process.poll() is None and _held(lab, pid, 1) >= 8 * GIB, 60)
+    _until("a loan", lambda: child.process.poll() is None and _held(lab, pid, 1) >= 4 * GIB, 60)
     for word in ("drain", "undrain"):
         begun = time.monotonic()
         told = json.loads(lab.bare([lab.gpupool, word, "--json", "1"], 60).stdout or "[]")

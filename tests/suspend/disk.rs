@@ -220,7 +220,7 @@ fn the_end_of_the_process_brings_everything_back_for_its_handlers() {
     let (status, _folder) = program.end();
     assert_eq!(status.code(), Some(5), "{status}");
     let log = std::fs::read_to_string(log).unwrap();
-    assert!(log.contains("the program ends without what is on a disk") && !log.contains("stays suspended"), "{log}");
+    assert!(log.contains("the program ends without what was put away") && !log.contains("stays suspended"), "{log}");
 }
 
 #[test]

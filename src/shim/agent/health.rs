@@ -47,12 +47,11 @@ impl Health {
         // NVML opens files, which a child of a fork would have as well.
         let Some(_part) = idle::Part::begin() else { return Some(PERIOD) };
         let nvml = nvml::get()?;
-        let xids = match &self.xids {
-            Some(xids) => xids,
-            None => self.xids.insert(nvml.watch_xids(&gpus)?),
-        };
+        if self.xids.is_none() {
+            self.xids = nvml.watch_xids(&gpus);
+        }
         let mut is_news = false;
-        while let Some((gpu, xid)) = nvml::next_xid(xids) {
+        while let Some((gpu, xid)) = self.xids.as_ref().and_then(nvml::next_xid) {
             is_news |= GRAVE.contains(&xid) && terms::note_ill(&gpu, terms::Ill::Grave(xid));
         }
         for gpu in &gpus {

@@ -63,6 +63,8 @@ pub fn loans(usage: &Usage) -> BTreeMap<(u32, Place), u64> {
         return loans;
     }
     let mut add = |home: u32, place: Place, bytes: u64| {
+        // Plain memory of the host is the host's.
+        let place = if place == Place::Pageable { Place::Host(0) } else { place };
         if place != Place::Gpu(home) && !place.is_stored() && bytes > 0 {
             *loans.entry((home, place)).or_insert(0) += bytes;
         }

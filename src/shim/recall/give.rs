@@ -21,7 +21,7 @@ const LONGEST_GUARD: Duration = Duration::from_secs(320);
 const PERIOD: Duration = Duration::from_secs(2);
 
 /// By GPU, when something came back last, and how long the guard is.
-static GUARDS: Mutex<BTreeMap<u32, (Instant, Duration)>> = Mutex::new(BTreeMap::new());
+static GUARDS: Mutex<BTreeMap<u32, Guard>> = Mutex::new(BTreeMap::new());
 
 /// By GPU, when it is looked next whether something can come back, and the pause before that.
 static TRIES: Mutex<BTreeMap<u32, (Instant, Duration)>> = Mutex::new(BTreeMap::new());
@@ -73,13 +73,21 @@ pub(super) fn give(gpu: u32, gives: Gives, deadline: Instant, is_wanted: &dyn Fn
     // Nothing new goes there meanwhile; how much it is in the end is known afterwards.
     let until = begun + guard(gpu);
     // Whoever works there itself goes on to take what it needs, and only lends no more.
-    let bounds = |bytes| (!lent || !context::is_on(Device::of(gpu))).then_some(bytes);
+    // A limit counts what is charged, which is less than what is there.
+    let uncharged = before.saturating_sub(memory::accounts().map_or(0, |all| all.taken(Place::Gpu(gpu))));
+    let bounds = |bytes: u64| (!lent || !context::is_on(Device::of(gpu))).then_some(bytes.saturating_sub(uncharged));
     terms::keep_below(gpu, bounds(before - most), until);
-    vacate::give_back(gpu, Which::Given { bytes: most, lent });
+    vacate::give_back(gpu, Which::Given { bytes: most, lent, cap: most });
     let left = most.saturating_sub(before.saturating_sub(taken()));
     let mut done = Vacated::default();
     if left > 0 {
-        done = vacate::vacate(gpu, Which::Given { bytes: left, lent }, deadline, is_wanted, &mut |_, _| {});
+        done = vacate::vacate(
+            gpu,
+            Which::Given { bytes: left, lent, cap: taken().saturating_sub(floor) },
+            deadline,
+            is_wanted,
+            &mut |_, _| {},
+        );
     }
     let after = taken();
     let freed = before.saturating_sub(after);
@@ -108,15 +116,24 @@ pub(super) fn on_gpu(gpu: u32) -> u64 {
     taken + handles::by_hand::bytes_at(place).saturating_sub(charged)
 }
 
+/// How long what was given stays away.
+struct Guard {
+    /// When something came back.
+    came: Instant,
+    time: Duration,
+    is_doubled: bool,
+}
+
 fn guard(gpu: u32) -> Duration {
     let mut guards = GUARDS.lock();
-    let Some((came, guard)) = guards.get_mut(&gpu) else { return GUARD };
-    if came.elapsed() < 2 * *guard {
-        *guard = (*guard * 2).min(LONGEST_GUARD);
-    } else {
-        *guard = GUARD;
+    let Some(guard) = guards.get_mut(&gpu) else { return GUARD };
+    if guard.came.elapsed() >= 2 * guard.time {
+        guard.time = GUARD;
+    } else if !guard.is_doubled {
+        // Once for each time that it came back: who asks may ask for what it needs in many steps.
+        (guard.time, guard.is_doubled) = ((guard.time * 2).min(LONGEST_GUARD), true);
     }
-    *guard
+    guard.time
 }
 
 /// Has what was given come back where its time is over and there is room; how long nothing need be done.
@@ -135,8 +152,8 @@ pub fn look() -> Option<Duration> {
             let came = if room > 0 { vacate::take_back(gpu, room) } else { 0 };
             if came > 0 {
                 let mut guards = GUARDS.lock();
-                let guard = guards.get(&gpu).map_or(GUARD, |(_, guard)| *guard);
-                guards.insert(gpu, (now, guard));
+                let time = guards.get(&gpu).map_or(GUARD, |guard| guard.time);
+                guards.insert(gpu, Guard { came: now, time, is_doubled: false });
             }
             // Each try may hold the program up.
             let pause = if room > 0 && came == 0 { (2 * pause).min(LONGEST_GUARD) } else { PERIOD };

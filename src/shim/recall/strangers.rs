@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Borrowed {
     known: BTreeSet<u32>,
     /// One that was found there did not ask.
-    strange: bool,
+    strange: BTreeSet<u32>,
     looked: Instant,
 }
 
@@ -70,17 +70,18 @@ impl Strangers {
 
     fn look_at(&mut self, gpu: &Gpu, there: BTreeSet<u32>) {
         let Some(borrowed) = self.borrowed.get_mut(&gpu.ordinal) else {
-            let first = Borrowed { known: there, strange: false, looked: Instant::now() };
+            let first = Borrowed { known: there, strange: BTreeSet::new(), looked: Instant::now() };
             self.borrowed.insert(gpu.ordinal, first);
             return;
         };
         let new: Vec<u32> = there.difference(&borrowed.known).copied().collect();
+        borrowed.strange.retain(|pid| there.contains(pid));
         borrowed.known = there;
         let strange = strangers(&new);
         if let Some(pid) = strange.first() {
-            borrowed.strange = true;
+            borrowed.strange.extend(&strange);
             leave(gpu.ordinal, u64::MAX, Some(*pid));
-        } else if borrowed.strange && borrowed.looked.elapsed() >= RESERVE {
+        } else if !borrowed.strange.is_empty() && borrowed.looked.elapsed() >= RESERVE {
             borrowed.looked = Instant::now();
             let reserve = open::plan_made().and_then(|plan| plan.members.get(&gpu.ordinal)).copied().unwrap_or(0);
             let free = nvml::get().and_then(|nvml| nvml.free(&gpu.uuid)).unwrap_or(u64::MAX);
@@ -109,5 +110,9 @@ fn strangers(new: &[u32]) -> Vec<u32> {
     let known = super::page().and_then(|page| Folder::around(page).ok()).map(|folder| neighbours::all(&folder));
     let known = known.unwrap_or_default();
     let is_helper = |pid: u32| std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"gpupool\n");
-    new.iter().copied().filter(|pid| *pid != std::process::id() && !known.contains(pid) && !is_helper(*pid)).collect()
+    // One that has allocated nothing yet has no page.
+    let is_ours =
+        |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libgpupool"));
+    let is_known = |pid: u32| pid == std::process::id() || known.contains(&pid) || is_helper(pid) || is_ours(pid);
+    new.iter().copied().filter(|pid| !is_known(*pid)).collect()
 }

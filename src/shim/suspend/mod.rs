@@ -77,6 +77,8 @@ struct Suspended {
 }
 
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
+/// Why the state cannot be had.
+const BUSY: &str = "an image of it is being written, or another command moves its memory";
 /// Causes of GP022 that were told.
 static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 /// Microseconds since the epoch; 0 while the program runs.
@@ -121,7 +123,7 @@ pub fn suspend(
     agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
-    let mut state = STATE.lock();
+    let mut state = STATE.try_lock_until(deadline).ok_or(BUSY)?;
     if state.is_some() {
         return Err("it is suspended already".to_owned());
     }
@@ -257,7 +259,7 @@ pub fn while_stopped<T>(
     agreement: &mut dyn Agreement,
     act: impl FnOnce(Held, &mut dyn Agreement) -> T,
 ) -> Result<T, String> {
-    let state = STATE.lock();
+    let state = STATE.try_lock_until(deadline).ok_or(BUSY)?;
     if state.is_some() {
         return Err("it is suspended; resume it first".to_owned());
     }
@@ -404,7 +406,7 @@ fn resume_unheard() {
         if gate::is_ending() {
             tracing::error!(
                 target: "gpupool::memory", about = "suspend",
-                "the program ends without what is on a disk, because {why}. What it does with that memory at its end fails"
+                "the program ends without what was put away, because {why}. What it does with that memory at its end fails"
             );
             return;
         }

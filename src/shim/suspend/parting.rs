@@ -32,8 +32,9 @@ pub enum Leaves<'a> {
     /// All that lies on GPUs which the program works on, since it is suspended. `put`: what leaves for where it was copied already; nothing else
     /// may, but to peers: a block that another thread was given meanwhile is not among it. `full`: why not all was copied.
     Suspended { target: &'a Target, put: Option<&'a Put>, full: Option<&'a Why> },
-    /// What lies on this GPU, while the program goes on; `lent`: only what is for other GPUs. So many bytes at least, and of others' first.
-    Gpu { gpu: u32, lent: bool, most: u64 },
+    /// What lies on this GPU, while the program goes on; `lent`: only what is for other GPUs. So many bytes at least, of others' first, and
+    /// no more than `cap`.
+    Gpu { gpu: u32, lent: bool, most: u64, cap: u64 },
 }
 
 impl Leaves<'_> {
@@ -42,6 +43,8 @@ impl Leaves<'_> {
     fn place(self, place: Place) -> bool {
         match (self, place) {
             (_, Place::Disk | Place::Pageable) => false,
+            // Unless somebody asks for it by draining the GPU, nothing is copied from one with a grave error.
+            (Self::Suspended { .. }, Place::Gpu(gpu)) if terms::is_left_alone(gpu) => false,
             (Self::Suspended { target: Target::Folder(_), .. }, _) => true,
             (_, Place::Host(_)) => false,
             (Self::Suspended { target, .. }, Place::Gpu(gpu)) => {
@@ -209,7 +212,7 @@ pub fn store(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Option<Put>, String> {
-    let ranges = ranges(opened, |_| true);
+    let ranges = ranges(opened, |place| !matches!(place, Place::Gpu(gpu) if terms::is_left_alone(gpu)));
     if ranges.is_empty() {
         return Ok(None);
     }
@@ -287,20 +290,29 @@ pub fn leave(
     let on_gpus = |pieces: &[Piece<Physical>]| -> u64 {
         pieces.iter().filter(|piece| leaves.place(piece.place)).map(|piece| piece.bytes).sum()
     };
-    if let Leaves::Gpu { gpu, most, .. } = leaves {
+    if let Leaves::Gpu { gpu, most, cap, .. } = leaves {
         let pooled = near.iter().map(|(block, pieces)| (block.home == gpu, on_gpus(pieces)));
         let kept = least(&pooled.chain(own.iter().map(|own| (own.asked == gpu, own.bytes))).collect::<Vec<_>>(), most);
         let mut keeps = kept.into_iter();
         near.retain(|_| keeps.next().unwrap_or(true));
         own.retain(|_| keeps.next().unwrap_or(true));
         // Of blocks that stand on several chunks no more of these than it takes.
+        let mut cap = cap;
+        own.retain(|own| {
+            let fits = own.bytes <= cap;
+            cap -= if fits { own.bytes } else { 0 };
+            fits
+        });
         let mut left = most.saturating_sub(own.iter().map(|own| own.bytes).sum());
         near.sort_by_key(|(block, _)| (block.home == gpu, block.address));
         for (_, pieces) in &mut near {
             pieces.retain(|piece| {
-                let goes = !leaves.place(piece.place) || left > 0;
-                if leaves.place(piece.place) {
-                    left = left.saturating_sub(piece.bytes);
+                if !leaves.place(piece.place) {
+                    return true;
+                }
+                let goes = left > 0 && piece.bytes <= cap;
+                if goes {
+                    (left, cap) = (left.saturating_sub(piece.bytes), cap - piece.bytes);
                 }
                 goes
             });
@@ -566,7 +578,16 @@ pub fn displaced(opened: &Opened, gpu: u32, room: u64) -> Vec<Parted> {
     let home = Place::Gpu(gpu);
     let stretches = opened.pool.stretches().into_iter().filter(|(block, _)| block.home == gpu);
     let far = stretches.flat_map(|(block, pieces)| pieces.into_iter().map(move |piece| (block, piece)));
-    let far = far.filter(|(_, piece)| piece.place != home && !piece.place.is_stored() && piece.anchors.is_empty());
+    let is_free = |place| !matches!(place, Place::Gpu(gpu) if terms::is_left_alone(gpu));
+    // What the program has put somewhere itself stays there.
+    let is_put = |piece: &Piece<Physical>| tiers::is_placed(piece.address, piece.bytes);
+    let far = far.filter(|(_, piece)| {
+        piece.place != home
+            && !piece.place.is_stored()
+            && piece.anchors.is_empty()
+            && is_free(piece.place)
+            && !is_put(piece)
+    });
     let fits = far.map_while(|(block, piece)| {
         left = left.checked_sub(piece.bytes)?;
         let (id, start) = (block.id, block.address);
@@ -629,15 +650,16 @@ pub fn come_back(
     }
 }
 
-/// What of this lies elsewhere than on its GPU now.
+/// What of this lies neither where it lay nor at home now, which is never worse.
 pub fn not_back(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
-    let blocks: BTreeMap<u64, u64> =
-        opened.pool.stretches().iter().map(|(block, _)| (block.address, block.id)).collect();
+    let blocks: BTreeMap<u64, (u64, u32)> =
+        opened.pool.stretches().iter().map(|(block, _)| (block.address, (block.id, block.home))).collect();
     let own = handles::by_hand::all();
     let is_away = |parted: &&Parted| match **parted {
         Parted::Pooled { block, start, address, bytes, from } => {
-            let is_there = |piece: &Piece<Physical>| piece.place == from;
-            blocks.get(&start) == Some(&block) && !opened.pool.pieces(address, bytes).iter().all(is_there)
+            let Some((_, home)) = blocks.get(&start).filter(|(id, _)| *id == block) else { return false };
+            let is_there = |piece: &Piece<Physical>| piece.place == from || piece.place == Place::Gpu(*home);
+            !opened.pool.pieces(address, bytes).iter().all(is_there)
         }
         Parted::Own { address, from, .. } => own.iter().any(|own| own.address == address && own.place != from),
     };
@@ -712,6 +734,12 @@ pub fn bring_back(
     for parted in parted {
         match *parted {
             Parted::Pooled { address, bytes, from, .. } => {
+                let is_ill =
+                    |piece: &Piece<Physical>| matches!(piece.place, Place::Gpu(gpu) if terms::is_left_alone(gpu));
+                if opened.pool.pieces(address, bytes).iter().any(is_ill) {
+                    stayed += bytes;
+                    continue;
+                }
                 batch.push(Wish { address, bytes, to: from });
                 if batch.iter().map(|wish| wish.bytes).sum::<u64>() >= BATCH {
                     back(&mut batch, &mut moved, &mut stayed);
@@ -744,7 +772,10 @@ fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) ->
     let others = home.map(|home| opened.plan.order(home)).unwrap_or_default();
     let is_here = |row: &Mapped| (row.address..row.address + row.bytes).contains(&wish.address);
     let is_stored = opened.pool.mapped().iter().any(|row| row.place.is_stored() && is_here(row));
-    let may = |place: &Place| (is_stored || matches!(place, Place::Gpu(_))) && *place != wish.to;
+    // What lies on a GPU already is no better off on another one that is not its own.
+    let is_on_gpu =
+        opened.pool.pieces(wish.address, 1).first().is_some_and(|piece| matches!(piece.place, Place::Gpu(_)));
+    let may = |place: &Place| (is_stored || matches!(place, Place::Gpu(_)) && !is_on_gpu) && *place != wish.to;
     let others = others.into_iter().filter(may);
     std::iter::once(wish.to).chain(others).find(|&to| {
         rearrange(opened, driver, held, &[Wish { to, ..wish }]).is_ok_and(|moved| moved.anchored + moved.shared == 0)

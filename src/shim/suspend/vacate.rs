@@ -5,7 +5,7 @@
 //! a time at most, and for as long as its GPUs need to come to rest before that.
 
 use super::parting::{self, Leaves, Parted, Why};
-use super::{Agreement, Done, STATE, hold, opened, told_anew};
+use super::{Agreement, BUSY, Done, STATE, hold, opened, told_anew};
 use crate::backing::{open, terms};
 use crate::gate::{self, Disturbed};
 use crate::log;
@@ -68,7 +68,8 @@ pub enum Which {
     /// So many bytes at least, those that are for other GPUs first.
     Most(u64),
     /// The same, because somebody else needs them; `lent`: only what is for other GPUs. It comes back once there is room ([`take_back`]).
-    Given { bytes: u64, lent: bool },
+    /// `cap`: no more than that may leave.
+    Given { bytes: u64, lent: bool, cap: u64 },
 }
 
 impl Which {
@@ -78,8 +79,13 @@ impl Which {
             Which::All => (false, u64::MAX),
             Which::Lent => (true, u64::MAX),
             Which::Most(bytes) => (false, bytes),
-            Which::Given { bytes, lent } => (lent, bytes),
+            Which::Given { bytes, lent, .. } => (lent, bytes),
         }
+    }
+
+    /// How much may leave at most.
+    fn cap(self) -> u64 {
+        if let Which::Given { cap, .. } = self { cap } else { u64::MAX }
     }
 
     /// For how long the program goes on in between. Somebody waits for what is given.
@@ -222,6 +228,18 @@ pub fn come_back(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
+    // What was asked for meanwhile lies elsewhere as well; what somebody else needed the room for comes by itself.
+    if let (Some(driver), Some(opened)) = (process::driver(), open::opened()) {
+        let mut all = AWAY.lock();
+        let away = all.entry(gpu).or_default();
+        let by_limit = opened.plan.limit(Place::Gpu(gpu)).saturating_sub(opened.plan.accounts.taken(Place::Gpu(gpu)));
+        let free = opened.plan.free_at(driver, Place::Gpu(gpu)).unwrap_or(0).min(by_limit);
+        let room = free.saturating_sub(away.iter().map(Parted::bytes).sum());
+        let mut known: BTreeSet<u64> = away.iter().map(Parted::address).collect();
+        known.extend(GIVEN.lock().values().flatten().map(Parted::address));
+        let others = parting::displaced(opened, gpu, room).into_iter();
+        away.extend(others.filter(|parted| !known.contains(&parted.address())));
+    }
     let done = bring(gpu, deadline, is_wanted, progress);
     log::emit(|| {
         let (moved, stayed) = (done.moved, done.stayed());
@@ -237,21 +255,19 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     let begun = Instant::now();
     let mut left = Vec::new();
     let mut away = AWAY.lock().remove(&gpu).unwrap_or_default();
-    // What was asked for meanwhile lies elsewhere as well.
-    if let (Some(driver), Some(opened)) = (process::driver(), open::opened()) {
-        let by_limit = opened.plan.limit(Place::Gpu(gpu)).saturating_sub(opened.plan.accounts.taken(Place::Gpu(gpu)));
-        let free = opened.plan.free_at(driver, Place::Gpu(gpu)).unwrap_or(0).min(by_limit);
-        let room = free.saturating_sub(away.iter().map(Parted::bytes).sum());
-        let known: BTreeSet<u64> = away.iter().map(Parted::address).collect();
-        let others = parting::displaced(opened, gpu, room).into_iter();
-        away.extend(others.filter(|parted| !known.contains(&parted.address())));
+    // It may have come to its own GPU by another way.
+    if let Some(opened) = open::opened() {
+        away = parting::not_back(opened, &away);
     }
     let total: u64 = away.iter().map(Parted::bytes).sum();
     let (mut moved, mut stayed) = (0, 0);
     let mut why = "there is no room for it".to_owned();
     while !away.is_empty() {
         let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { break };
-        let state = STATE.lock();
+        let Some(state) = STATE.try_lock_until(deadline) else {
+            why = BUSY.to_owned();
+            break;
+        };
         // What a suspended program has where is settled when it is resumed.
         if state.is_some() {
             why = "the program is suspended; what it has is placed when it is resumed".to_owned();
@@ -338,7 +354,10 @@ fn leave(
 ) -> (u64, parting::Stayed) {
     let Some(driver) = process::driver() else { return (0, Vec::new()) };
     let Some(opened) = opened(driver) else { return (0, Vec::new()) };
-    let state = STATE.lock();
+    let Some(state) = STATE.try_lock_until(deadline) else {
+        let text = BUSY.to_owned();
+        return (0, vec![(lies_there(opened, gpu, which.bounds().0), Why { cause: "rest", text })]);
+    };
     let mut moved = 0;
     let mut total = None;
     loop {
@@ -363,11 +382,12 @@ fn leave(
         let until = deadline.min(Instant::now() + SLICE);
         let before = moved;
         let mut step = |done: u64, _: u64| progress((before + done).min(total), total);
-        let leaves = Leaves::Gpu { gpu, lent, most };
+        let leaves = Leaves::Gpu { gpu, lent, most, cap: which.cap().saturating_sub(moved) };
         let (parted, stayed) = parting::leave(opened, driver, held, leaves, Some(until), &mut step);
         moved += parted.iter().map(Parted::bytes).sum::<u64>();
         match which {
-            _ if state.is_some() => {}
+            // What is settled when it is resumed.
+            Which::All if state.is_some() => {}
             Which::All => AWAY.lock().entry(gpu).or_default().extend(parted),
             Which::Given { .. } => {
                 let before = GIVEN.lock().remove(&gpu).unwrap_or_default();
@@ -398,7 +418,7 @@ pub fn given() -> Vec<u32> {
     GIVEN.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect()
 }
 
-/// Has of that so much come back as there is `room` for; the bytes. What cannot come for another reason stays where it is for good.
+/// Has of that so much come back as there is `room` for; the bytes. What did not come is tried again by the next call.
 pub fn take_back(gpu: u32, room: u64) -> u64 {
     let mut sum = 0;
     let back: Vec<Parted> = {
@@ -412,14 +432,16 @@ pub fn take_back(gpu: u32, room: u64) -> u64 {
         away.drain(..count).collect()
     };
     let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { return 0 };
-    let state = STATE.lock();
-    if back.is_empty() || state.is_some() {
+    // An image may be in the middle of being written, for as long as a disk takes.
+    let Some(_state) = STATE.try_lock().filter(|state| state.is_none() && !back.is_empty()) else {
         GIVEN.lock().entry(gpu).or_default().extend(back);
         return 0;
-    }
+    };
     match hold(driver, Instant::now() + SLICE, &|| true, &mut Gently(SHORT_BREATH)) {
         Ok(held) => {
             let (came, _) = parting::bring_back(opened, driver, &held, &back, None, &mut |_, _| {});
+            // What found no room is tried again.
+            GIVEN.lock().entry(gpu).or_default().extend(parting::not_back(opened, &back));
             drop(held);
             told_anew();
             came

@@ -126,6 +126,13 @@ fn stays(range: Range, tell: &mut dyn FnMut(Range)) {
     graphs::within(range, tell);
 }
 
+/// Whether the program itself has put something of this range where it is.
+pub fn is_placed(address: u64, bytes: u64) -> bool {
+    let mut is_any = false;
+    placed::within(Range::of(address, bytes), &mut |_| is_any = true);
+    is_any
+}
+
 /// The tiers of the GPU whose context is current on this thread.
 fn current_home() -> Option<&'static Home> {
     let context = cuda::at_hand().and_then(|driver| context::glance(driver).ok().flatten());
