@@ -163,6 +163,25 @@ fn a_loan_is_called_back_by_who_works_there_and_what_is_guaranteed_stays() {
     }
 }
 
+/// Also where that is the middle of a chunk, which moves whole.
+#[test]
+fn nobody_goes_below_what_it_is_guaranteed() {
+    for guarantee in [60, 200] {
+        let machine = Machine::new("2x320MiB");
+        let low = machine.neighbour(0, 1).env("GPUPOOL_GUARANTEE", format!("0:{guarantee}MiB"));
+        let mut low = machine.start(low);
+        takes(&mut low, 240);
+        machine.until(&low, "its memory", |page| held(page, 0) >= 240 * MIB);
+        let mut high = machine.start(machine.neighbour(0, 90));
+        takes(&mut high, 240);
+        let page = machine.until(&high, "its memory", |page| held(page, 0) + held(page, 1) >= 240 * MIB);
+        assert!(held(&page, 0) <= (320 - guarantee) * MIB, "{page:?}");
+        assert!(held(&machine.page(&low), 0) >= guarantee * MIB);
+        is_whole(low);
+        is_whole(high);
+    }
+}
+
 #[test]
 fn a_priority_that_is_changed_counts_from_then_on() {
     let machine = Machine::new("2x320MiB");
