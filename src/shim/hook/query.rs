@@ -235,6 +235,42 @@ unsafe fn rewrite(
     if corrected { Ok(()) } else { outcome }
 }
 
+/// Answers all of these attributes of the pool's memory without the driver, which takes longer the larger its chunks are; or none, where one of
+/// them is the driver's to say: nothing is written then. Whether it did.
+///
+/// # Safety
+/// As of [`pointer_attributes`], and neither list is NULL.
+unsafe fn answers_all(
+    count: c_uint,
+    attributes: *const c_int,
+    data: *const *mut c_void,
+    ptr: CUdeviceptr,
+    known: &Known,
+) -> bool {
+    if count == 0 || !matches!(known, Known::Pooled(_)) {
+        return false;
+    }
+    let mut scratch = 0_u64;
+    for is_meant in [false, true] {
+        for index in 0..count as usize {
+            // SAFETY: the caller vouches for as many attributes and pointers.
+            let (attribute, output) = unsafe { (*attributes.add(index), *data.add(index)) };
+            if output.is_null() {
+                return false;
+            }
+            let target = if is_meant { output } else { (&raw mut scratch).cast() };
+            // SAFETY: the program's output has room for this attribute; no attribute that is answered here is larger than eight bytes.
+            match unsafe { write_attribute(target, attribute, ptr, known) } {
+                // SAFETY: the attributes that some memory does not have are pointers.
+                Ok(result) if is_meant && !result.is_ok() => unsafe { output.cast::<u64>().write_unaligned(0) },
+                Ok(_) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+    true
+}
+
 /// # Safety
 /// `data` is the program's output argument of that call.
 pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> CuResult {
@@ -273,6 +309,10 @@ pub unsafe fn pointer_attributes(
         // SAFETY: the program's own arguments but for the address.
         let defaults = |driver: &Driver| unsafe { driver.attributes(count, attributes, data, 0) };
         return context::driver().map(defaults).unwrap_or_else(|| real.call());
+    }
+    // SAFETY: the program's own arguments, neither of which is NULL.
+    if unsafe { answers_all(count, attributes, data, ptr, &known) } {
+        return CuResult::SUCCESS;
     }
     let result = real.call();
     if !result.is_ok() {
