@@ -219,6 +219,14 @@ impl Drop for BlockedSignals {
     }
 }
 
+/// Has one of the agent's parts look; how long it has nothing to do then. One that panicked looks no more: what it meets once, it meets again.
+fn looks<T>(part: &mut Option<T>, look: impl FnOnce(&mut T) -> Option<Duration>) -> Option<Duration> {
+    catch_unwind(AssertUnwindSafe(|| part.as_mut().and_then(look))).unwrap_or_else(|_| {
+        *part = None;
+        None
+    })
+}
+
 /// `signals`: which ones the program has blocked.
 fn run(signals: &libc::sigset_t) {
     // Every driver call of this thread is ours.
@@ -245,30 +253,11 @@ fn run(signals: &libc::sigset_t) {
         if last::has_main_left() && last::is_alone() {
             break;
         }
-        let home = catch_unwind(AssertUnwindSafe(|| agent.home.as_mut().and_then(Home::look))).unwrap_or_else(|_| {
-            agent.home = None;
-            None
-        });
-        let awake =
-            catch_unwind(AssertUnwindSafe(|| agent.awake.as_mut().and_then(Awake::look))).unwrap_or_else(|_| {
-                agent.awake = None;
-                None
-            });
-        let dormant =
-            catch_unwind(AssertUnwindSafe(|| agent.dormant.as_mut().and_then(Dormant::look))).unwrap_or_else(|_| {
-                agent.dormant = None;
-                None
-            });
-        let strangers = catch_unwind(AssertUnwindSafe(|| agent.strangers.as_mut().and_then(Strangers::look)))
-            .unwrap_or_else(|_| {
-                agent.strangers = None;
-                None
-            });
-        let health =
-            catch_unwind(AssertUnwindSafe(|| agent.health.as_mut().and_then(Health::look))).unwrap_or_else(|_| {
-                agent.health = None;
-                None
-            });
+        let home = looks(&mut agent.home, Home::look);
+        let awake = looks(&mut agent.awake, Awake::look);
+        let dormant = looks(&mut agent.dormant, Dormant::look);
+        let strangers = looks(&mut agent.strangers, Strangers::look);
+        let health = looks(&mut agent.health, Health::look);
         let given = catch_unwind(recall::give::look).unwrap_or(None);
         // What it meets that panics, it meets again.
         siblings = siblings && catch_unwind(recall::siblings::look).is_ok();

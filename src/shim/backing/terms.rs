@@ -107,6 +107,11 @@ pub fn is_left_alone(ordinal: u32) -> bool {
     ARE_ANY_GRAVE.load(Ordering::Relaxed) && is_among_grave(ordinal)
 }
 
+/// Whether this place is such a GPU.
+pub fn is_place_left_alone(place: Place) -> bool {
+    matches!(place, Place::Gpu(gpu) if is_left_alone(gpu))
+}
+
 #[cold]
 fn is_among_grave(ordinal: u32) -> bool {
     let Some(gpu) = open::plan_made().and_then(|plan| plan.topology.gpus.get(ordinal as usize)) else { return false };

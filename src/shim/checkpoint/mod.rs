@@ -22,7 +22,6 @@ use gpupool_config::format_size;
 use gpupool_cuda::Driver;
 use gpupool_events::ProgramCheckpoint;
 use gpupool_machine::dashed;
-use gpupool_pool::Place;
 use gpupool_store::{Key, Meta, Options, Writer, Written};
 use shelter::{Shelter, Sheltered};
 use std::collections::BTreeMap;
@@ -162,8 +161,13 @@ fn write(
     _busy: Busy,
 ) -> Result<(Written, u64, Done), String> {
     let (driver, opened) = suspend::pool()?;
-    let is_ill = |place: Place| matches!(place, Place::Gpu(gpu) if terms::is_left_alone(gpu));
-    if opened.pool.stretches().iter().flat_map(|(_, pieces)| pieces).any(|piece| is_ill(piece.place)) {
+    if opened
+        .pool
+        .stretches()
+        .iter()
+        .flat_map(|(_, pieces)| pieces)
+        .any(|piece| terms::is_place_left_alone(piece.place))
+    {
         return Err("some of its memory lies on a GPU with a grave error, from which nothing is copied before gpupool drain asks for it".to_owned());
     }
     // Whether the folder will do is known before anybody is stopped.

@@ -44,7 +44,7 @@ impl Leaves<'_> {
         match (self, place) {
             (_, Place::Disk | Place::Pageable) => false,
             // Unless somebody asks for it by draining the GPU, nothing is copied from one with a grave error.
-            (Self::Suspended { .. }, Place::Gpu(gpu)) if terms::is_left_alone(gpu) => false,
+            (Self::Suspended { .. }, place) if terms::is_place_left_alone(place) => false,
             (Self::Suspended { target: Target::Folder(_), .. }, _) => true,
             (_, Place::Host(_)) => false,
             (Self::Suspended { target, .. }, Place::Gpu(gpu)) => {
@@ -212,7 +212,7 @@ pub fn store(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Option<Put>, String> {
-    let ranges = ranges(opened, |place| !matches!(place, Place::Gpu(gpu) if terms::is_left_alone(gpu)));
+    let ranges = ranges(opened, |place| !terms::is_place_left_alone(place));
     if ranges.is_empty() {
         return Ok(None);
     }
@@ -578,14 +578,13 @@ pub fn displaced(opened: &Opened, gpu: u32, room: u64) -> Vec<Parted> {
     let home = Place::Gpu(gpu);
     let stretches = opened.pool.stretches().into_iter().filter(|(block, _)| block.home == gpu);
     let far = stretches.flat_map(|(block, pieces)| pieces.into_iter().map(move |piece| (block, piece)));
-    let is_free = |place| !matches!(place, Place::Gpu(gpu) if terms::is_left_alone(gpu));
     // What the program has put somewhere itself stays there.
     let is_put = |piece: &Piece<Physical>| tiers::is_placed(piece.address, piece.bytes);
     let far = far.filter(|(_, piece)| {
         piece.place != home
             && !piece.place.is_stored()
             && piece.anchors.is_empty()
-            && is_free(piece.place)
+            && !terms::is_place_left_alone(piece.place)
             && !is_put(piece)
     });
     let fits = far.map_while(|(block, piece)| {
@@ -692,13 +691,8 @@ pub fn bring_back(
 ) -> (u64, u64) {
     let is_unread = || unread.is_some_and(|unread| unread.why().is_some());
     // A block that was freed meanwhile has nothing to come back.
-    let live: BTreeMap<u64, u64> = opened.pool.stretches().iter().map(|(block, _)| (block.address, block.id)).collect();
-    let lives = |parted: &Parted| match parted {
-        Parted::Pooled { block, start, .. } => live.get(start) == Some(block),
-        Parted::Own { .. } => true,
-    };
-    let parted: Vec<&Parted> = parted.iter().filter(|parted| lives(parted)).collect();
-    let total = parted.iter().map(|parted| parted.bytes()).sum();
+    let parted = living(opened, parted.to_vec());
+    let total = parted.iter().map(Parted::bytes).sum();
     progress(0, total);
     let (mut moved, mut stayed) = (0, 0);
     let mut batch: Vec<Wish> = Vec::new();
@@ -732,10 +726,9 @@ pub fn bring_back(
         progress(*moved + *stayed, total);
     };
     for parted in parted {
-        match *parted {
+        match parted {
             Parted::Pooled { address, bytes, from, .. } => {
-                let is_ill =
-                    |piece: &Piece<Physical>| matches!(piece.place, Place::Gpu(gpu) if terms::is_left_alone(gpu));
+                let is_ill = |piece: &Piece<Physical>| terms::is_place_left_alone(piece.place);
                 if opened.pool.pieces(address, bytes).iter().any(is_ill) {
                     stayed += bytes;
                     continue;

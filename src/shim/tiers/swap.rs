@@ -360,8 +360,7 @@ impl From<Failed> for WhyNot {
 
 fn is_left_alone(home: &Home, wish: &Wish) -> bool {
     let pieces = || home.opened.pool.pieces(wish.address, wish.bytes).into_iter();
-    terms::is_any_left_alone()
-        && pieces().any(|piece| matches!(piece.place, Place::Gpu(gpu) if terms::is_left_alone(gpu)))
+    terms::is_any_left_alone() && pieces().any(|piece| terms::is_place_left_alone(piece.place))
 }
 
 fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> Result<(), Failed> {
