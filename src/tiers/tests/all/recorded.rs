@@ -7,7 +7,7 @@
 
 use crate::format::read;
 use crate::machine::{Machine, Op, Step, Trace};
-use crate::policies::{Never, Ours, Policy, apply};
+use crate::policies::{BestStatic, Never, Ours, Policy, apply};
 use crate::traces;
 use flate2::read::GzDecoder;
 use gpupool_tiers::Range;
@@ -187,5 +187,36 @@ fn what_is_read_once_or_fits_is_left_alone() {
     for (name, more) in [("decoding", 20), ("cupy", 0)] {
         let run = Run::of(name, more);
         assert!(run.to_never() <= 1.02, "{name}: {:.4} of never moved", run.to_never());
+    }
+}
+
+/// In turns of one reading and many words, one wait for each word: the reading's milliseconds, and those of a whole turn.
+fn turns(waits: &[Vec<Op>], words: usize, machine: &mut Machine, policy: &mut dyn Policy) -> Vec<(f64, f64)> {
+    let took = times(waits, machine, policy);
+    took.chunks(words).map(|turn| (turn[0], turn.iter().sum())).collect()
+}
+
+/// Not a recording, but what the model's layers are given, with the passes that products of such sizes were measured to make.
+#[test]
+fn a_language_model_that_reads_and_writes_by_turns_has_what_it_reads_most_near_from_its_third_turn_on() {
+    const WORDS: usize = 24;
+    let trace = traces::language_model(15 * traces::GIB, 6, WORDS);
+    let waits: Vec<Vec<Op>> = trace.ops.split_inclusive(|op| *op == Op::Idle).map(<[Op]>::to_vec).collect();
+    let links = || trace.links.clone();
+    let local = turns(&waits, WORDS, &mut Machine::new(u64::MAX, links()), &mut Never);
+    let fixed = turns(&waits, WORDS, &mut Machine::new(trace.near, links()), &mut BestStatic::of(&trace));
+    for noise in [None, Some((3, 1.6))] {
+        let mut ours = Ours::new(&trace);
+        (ours.ahead, ours.noise) = (Some(Default::default()), noise);
+        let mut machine = Machine::new(trace.near, links());
+        machine.chunks = Some(Default::default());
+        let ours = turns(&waits, WORDS, &mut machine, &mut ours);
+        println!("all local {:.1?}\n    best fixed choice {:.1?}\n    ours {ours:.1?}", local[0], fixed[0]);
+        for (turn, (local, fixed)) in ours.iter().zip(local.iter().zip(&fixed)).skip(2) {
+            assert!(turn.0 <= 1.4 * local.0, "a reading takes {:.3} of all local", turn.0 / local.0);
+            assert!(turn.1 <= 1.15 * fixed.1, "a turn takes {:.3} of the best fixed choice", turn.1 / fixed.1);
+        }
+        let (last, local) = (ours[ours.len() - 1].0, local[0].0);
+        assert!(last <= 1.3 * local, "{:.3} of all local", last / local);
     }
 }

@@ -313,6 +313,129 @@ pub fn training(ratio: f64, links: Links, name: &str) -> Trace {
     writer.trace(name, (cache.held as f64 / ratio) as u64 / (2 * MIB) * (2 * MIB), links, settled)
 }
 
+/// A Llama of 6.7 billion parameters in bf16: four texts of 4 096 tokens are read and 24 tokens written, again and again. 26 GiB: weights and the
+/// cache of keys and values first, then what a layer works on, by a caching allocator. Products read the narrow operand 30 times and
+/// the wide one 8 times, and write their result once, as measured for such sizes.
+pub fn language_model(near: u64, rounds: usize, tokens: usize) -> Trace {
+    const LAYERS: usize = 32;
+    const WIDTH: u64 = 4096;
+    const INNER: u64 = 11_008;
+    const TOKENS: u64 = 4 * 4096;
+    let mut writer = Writer::new();
+    let mut cache = Caching::default();
+    let shapes =
+        [WIDTH * WIDTH, WIDTH * WIDTH, WIDTH * WIDTH, WIDTH * WIDTH, INNER * WIDTH, INNER * WIDTH, INNER * WIDTH];
+    let embedding = cache.take(&mut writer, 32_000 * WIDTH * 2);
+    let workspace = cache.take(&mut writer, 32 * MIB);
+    let weights: Vec<Vec<Range>> =
+        (0..LAYERS).map(|_| shapes.iter().map(|count| cache.take(&mut writer, 2 * count)).collect()).collect();
+    let head = cache.take(&mut writer, 32_000 * WIDTH * 2);
+    let length = 4096 + tokens as u64;
+    let keys: Vec<[Range; 2]> =
+        (0..LAYERS).map(|_| [(); 2].map(|()| cache.take(&mut writer, 4 * length * WIDTH * 2))).collect();
+    let mut settled = 0;
+    for round in 0..rounds {
+        if round == rounds / 2 {
+            settled = writer.ops.len();
+        }
+        for token in 0..tokens {
+            let rows = if token == 0 { TOKENS } else { 4 };
+            let product = |writer: &mut Writer, function: u64, input: Range, weight: Range, out: Range| {
+                let flops = rows as f64 * weight.bytes() as f64;
+                let reuses = if rows > 4 { vec![8.0, 30.0, 1.0] } else { vec![1.0; 3] };
+                writer.ops.push(Op::Launch(Step {
+                    function: function + if rows > 4 { 0 } else { 1000 },
+                    ranges: vec![input, weight, out],
+                    // A workspace, too, that products of this size do without.
+                    named: [out, input, weight, workspace].map(|range| range.start).to_vec(),
+                    compute_ns: flops / 650e3,
+                    reuse: reuses[0],
+                    reuses,
+                }));
+            };
+            let unit = rows * WIDTH * 2;
+            let mut x = cache.take(&mut writer, unit);
+            writer.launch(1, &[embedding, x], 5_000.0, if rows > 4 { 0.5 } else { 0.001 });
+            let norm = |writer: &mut Writer, cache: &mut Caching, x: Range| {
+                let wide = cache.take(writer, 2 * unit);
+                writer.launch(2, &[x, wide], 2_000.0, 1.0);
+                let squares = cache.take(writer, 2 * unit);
+                writer.launch(3, &[wide, squares], 2_000.0, 1.0);
+                writer.launch(4, &[squares], 2_000.0, 1.0);
+                cache.give(squares);
+                let scaled = cache.take(writer, 2 * unit);
+                writer.launch(5, &[wide, scaled], 2_000.0, 1.0);
+                cache.give(wide);
+                let out = cache.take(writer, unit);
+                writer.launch(6, &[scaled, out], 2_000.0, 1.0);
+                cache.give(scaled);
+                out
+            };
+            for layer in 0..LAYERS {
+                let input = norm(&mut writer, &mut cache, x);
+                let mut parts = [0, 1, 2].map(|part| {
+                    let out = cache.take(&mut writer, unit);
+                    product(&mut writer, 10, input, weights[layer][part], out);
+                    out
+                });
+                cache.give(input);
+                for part in &mut parts[..2] {
+                    let turned = cache.take(&mut writer, unit);
+                    writer.launch(11, &[*part, turned], 2_000.0, 1.0);
+                    let out = cache.take(&mut writer, unit);
+                    writer.launch(12, &[*part, turned, out], 2_000.0, 1.0);
+                    cache.give(turned);
+                    cache.give(std::mem::replace(part, out));
+                }
+                for (part, kept) in parts[1..].iter().zip(&keys[layer]) {
+                    let part = Range::of(part.start, part.bytes());
+                    let into = Range::of(kept.start, if rows > 4 { unit } else { 2 * MIB });
+                    writer.launch(13, &[part, into], 2_000.0, 1.0);
+                }
+                let out = cache.take(&mut writer, unit);
+                let (took, reuse) = if rows > 4 { (1_800_000.0, 3.0) } else { (5_000.0, 1.0) };
+                let [first, second] = keys[layer];
+                writer.launch(if rows > 4 { 14 } else { 15 }, &[parts[0], first, second, out], took, reuse);
+                parts.into_iter().for_each(|part| cache.give(part));
+                let projected = cache.take(&mut writer, unit);
+                product(&mut writer, 10, out, weights[layer][3], projected);
+                cache.give(out);
+                let sum = cache.take(&mut writer, unit);
+                writer.launch(16, &[x, projected, sum], 2_000.0, 1.0);
+                cache.give(projected);
+                cache.give(x);
+                let input = norm(&mut writer, &mut cache, sum);
+                let wide = rows * INNER * 2;
+                let gate = cache.take(&mut writer, wide);
+                product(&mut writer, 20, input, weights[layer][4], gate);
+                let shut = cache.take(&mut writer, wide);
+                writer.launch(21, &[gate, shut], 2_000.0, 1.0);
+                cache.give(gate);
+                let up = cache.take(&mut writer, wide);
+                product(&mut writer, 20, input, weights[layer][5], up);
+                cache.give(input);
+                let both = cache.take(&mut writer, wide);
+                writer.launch(22, &[shut, up, both], 2_000.0, 1.0);
+                cache.give(shut);
+                cache.give(up);
+                let down = cache.take(&mut writer, unit);
+                product(&mut writer, 23, both, weights[layer][6], down);
+                cache.give(both);
+                x = cache.take(&mut writer, unit);
+                writer.launch(16, &[sum, down, x], 2_000.0, 1.0);
+                cache.give(sum);
+                cache.give(down);
+            }
+            let words = cache.take(&mut writer, 4 * 32_000 * 2);
+            writer.launch(30, &[head, words], 10_000.0, 1.0);
+            cache.give(words);
+            cache.give(x);
+            writer.idle();
+        }
+    }
+    writer.trace("language model", near, peer(), settled)
+}
+
 /// Layers of experts, of which a few are used for a token, some more often than others.
 pub fn experts(seed: u64, reuse: f64, name: &str) -> Trace {
     let mut writer = Writer::new();
