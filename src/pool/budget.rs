@@ -10,13 +10,15 @@ use std::sync::Arc;
 /// tells; one that is full although the driver says otherwise costs a call in vain each time.
 const CEILING_PLANS: RangeInclusive<u32> = 2..=64;
 
-/// A growth sends free memory away where more would be held than was ever in use and a part of that, one in so many.
+/// A growth sends free memory away where more would be held than was ever in use, a part of that, one in so many, and what [`PAID_FOR`] adds.
 const SPARE_PART: u64 = 16;
-/// How often as much as was ever in use may be sent away for that. A loop that asks for other sizes each time could make the same memory
-/// again and again: with 8 of these, warm rounds of RMM's random mix of up to 4 GiB spent most of their time on that, and came to hold
-/// as much in the end.
-const MOST_EXCHANGED: u64 = 2;
-/// The same where more is about to be in use than ever was, and memory has to be made in any case.
+/// Of what was sent away and made again although no more was in use than before, this part may be held beyond that from then on: a
+/// loop that asks for other sizes each time could make the same memory again and again, and comes to have what it lacks by paying for it
+/// once or twice. A bound by what is in use, as it once was, let memory that stayed in use pay for a loop beside it: with 64 GiB of it,
+/// warm rounds of RMM's random mix of up to 4 GiB made 16 GiB each.
+const PAID_FOR: (u64, u64) = (2, 3);
+/// Where more is about to be in use than ever was, memory has to be made in any case, and what is sent away for that does not count until
+/// it is so often as much as is in use: peaks may rise by little each time.
 const MOST_EXCHANGED_AT_PEAKS: u64 = 8;
 
 /// What a place proved to have when it ran out before its limit.
@@ -55,8 +57,10 @@ pub(crate) struct Budget {
     stuck: u64,
     /// Bytes of chunks that are anchored as long as they live (`crate::anchors`).
     anchored: u64,
-    /// What growths sent away because it was spare.
+    /// What growths sent away because it was spare, and made again although no more was in use than before.
     exchanged: u64,
+    /// What growths sent away that had to make memory in any case.
+    exchanged_at_peaks: u64,
     ceiling: Option<Ceiling>,
     /// How many growth plans the next ceiling lasts.
     patience: u32,
@@ -80,6 +84,7 @@ impl Budget {
             stuck: 0,
             anchored: 0,
             exchanged: 0,
+            exchanged_at_peaks: 0,
             ceiling: None,
             patience: *CEILING_PLANS.start(),
             soft: SoftRefusal::default(),
@@ -159,20 +164,24 @@ impl Budget {
         (self.held + self.promised).saturating_sub(self.credit)
     }
 
-    /// How much more would be held, once `bytes` were made, than blocks have ever needed and a little; 0 once enough was exchanged.
+    /// How much more would be held, once `bytes` were made, than blocks have ever needed, a little, and what was paid for.
     pub fn spare_beside(&self, bytes: u64) -> u64 {
         let needed = self.peak_used.max(self.used + self.promised + bytes);
-        let most = if needed > self.peak_used { MOST_EXCHANGED_AT_PEAKS } else { MOST_EXCHANGED };
-        if self.exchanged + bytes > needed.saturating_mul(most) {
-            return 0;
-        }
         let held = (self.held + self.promised + bytes).saturating_sub(self.leaving + self.stuck + self.aside);
-        held.saturating_sub(needed + needed / SPARE_PART)
+        let paid_for = self.exchanged / PAID_FOR.1 * PAID_FOR.0;
+        held.saturating_sub(needed + needed / SPARE_PART + paid_for)
     }
 
-    /// So much was sent away because it was spare.
-    pub fn exchange(&mut self, bytes: u64) {
-        self.exchanged += bytes;
+    /// So much is sent away because it is spare beside `made`, which is about to be.
+    pub fn exchange(&mut self, bytes: u64, made: u64) {
+        let needed = self.used + self.promised + made;
+        if needed > self.peak_used {
+            self.exchanged_at_peaks += bytes;
+            let most = needed.saturating_mul(MOST_EXCHANGED_AT_PEAKS);
+            self.exchanged += bytes.min(self.exchanged_at_peaks.saturating_sub(most));
+        } else {
+            self.exchanged += bytes;
+        }
     }
 
     /// The program does again from here on what it did.

@@ -14,8 +14,9 @@ use crate::place::PlaceId;
 use crate::runs::{Freed, Kind};
 use crate::state::{Leaving, State, bytes_of};
 
-/// A chunk of less than this part of the block, and of a quarter of the largest chunk, is not gathered.
-const LEAST_PART: u32 = 32;
+/// A chunk of less than this part of the block, and of half of the largest chunk, is not gathered but exchanged: once, where its like would be
+/// mapped elsewhere again and again.
+const LEAST_PART: u32 = 8;
 /// Nor is one of less than this, which costs as much to map as to exchange.
 const LEAST: u32 = (32 << 20) / FRAME as u32;
 
@@ -82,7 +83,7 @@ impl<H: Copy> State<H> {
         }
         let mut missing = frames;
         let mut larger: Option<Candidate> = None;
-        let least = (frames / LEAST_PART).min(self.largest_chunk / 4).max(LEAST);
+        let least = (frames / LEAST_PART).min(self.largest_chunk / 2).max(LEAST);
         for it in self.candidates(place, least) {
             if wanted == 0 {
                 break;

@@ -402,13 +402,13 @@ impl<H: Copy> State<H> {
                     && bytes_of(end - start) <= most
                     && let Some(row) = self.take_out(start, end, place)
                 {
-                    let bytes = bytes_of(row.frames);
-                    (spare, most) = (spare.saturating_sub(bytes), most - bytes);
-                    self.budget(place).exchange(bytes);
+                    let gone = bytes_of(row.frames);
+                    (spare, most) = (spare.saturating_sub(gone), most - gone);
                     leaving.push(row);
                 }
             }
         }
+        self.budget(place).exchange(bytes - most, bytes);
         leaving
     }
 

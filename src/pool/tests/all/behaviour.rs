@@ -161,6 +161,45 @@ fn what_is_exchanged_has_an_end() {
     assert!(made <= 420 * MIB * 10, "{} MiB were made for 420", made / MIB);
 }
 
+/// Rounds of one random mix, blocks of up to 256 MiB of which 1000 MiB live at once, beside a block that stays: MiB that were made behind the
+/// first round, and held at the end beside that block.
+fn made_by_warm_rounds(stays: u64) -> (u64, u64) {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * GIB)]);
+    let _stays = allocate(&pool, stays).unwrap();
+    let mut made = 0;
+    for round in 0..5 {
+        let mut random = 88_172_645_463_325_252_u64;
+        let mut below = |sides: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 11) % sides
+        };
+        let mut live: Vec<Allocation> = Vec::new();
+        let (_, log) = calls_since(&pool, || {
+            for _ in 0..500 {
+                let bytes = 1 + below(256 * MIB);
+                while live.iter().map(|it| it.block.bytes).sum::<u64>() + bytes > 1000 * MIB {
+                    free(&pool, &live.swap_remove(below(live.len() as u64) as usize));
+                }
+                live.push(allocate(&pool, bytes).unwrap());
+            }
+            live.drain(..).for_each(|block| free(&pool, &block));
+        });
+        let created: u64 = log.iter().filter(|call| call.0 == "create").map(|call| call.1).sum();
+        made += if round == 0 { 0 } else { created };
+    }
+    (made / MIB, (pool.backend().inner().held(GPU0) - stays) / MIB)
+}
+
+#[test]
+fn a_loop_does_not_make_memory_again_and_again_because_much_else_is_in_use() {
+    for stays in [2 * MIB, 4 * GIB] {
+        let (made, held) = made_by_warm_rounds(stays);
+        assert!(made <= 300 && held <= 2000, "beside {} MiB: {made} MiB were made, {held} are held", stays / MIB);
+    }
+}
+
 #[test]
 fn the_whole_free_memory_of_a_gpu_can_become_one_block() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB), (GPU1, 128 * MIB)]);
