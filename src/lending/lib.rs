@@ -1,5 +1,5 @@
 //! Who gives way to whom, how much, and when it may come back: what processes decide about each other's memory, as pure logic. It asks nobody, reads no
-//! clock and moves nothing. `src/shim/recall` does what it says.
+//! clock and moves nothing. `src/shim/recall` does what it says, and `tests/day.rs` plays a day of a machine by it.
 //!
 //! - **Loans before belongings.** What lies on a GPU for the sake of another one is a loan, and whoever works there may call it back unless its priority is
 //!   lower. What a program has on its own GPU gives way to a higher priority alone. So of two programs at most one gives way to the other, but for loans.
