@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Checks a built gpupool on this machine's real GPUs and writes a table:
 #   scripts/gpu-check.sh [--only NAMES] [--output FOLDER]
-# NAMES are checks or sets of them: pool, pinned, allocators, probes, moving, suspend, fleet, look, diagnosis, costs. All of them take about 12 minutes on two
+# NAMES are checks or sets of them: pool, pinned, allocators, probes, moving, suspend, fleet, launchers, look, diagnosis, costs. All of them take about 12 minutes on two
 # GPUs; what 560 seconds (--seconds N) do not suffice for is not run.
 # Needs the two files of the build, python3, cc and a driver. What a check needs beyond that (nvcc, CuPy, PyTorch, JAX,
-# Numba, RMM, a second GPU) and does not find is told as "not run". Packages that are not installed may lie in folders of
+# Numba, RMM, Ray, Dask-CUDA, a second GPU) and does not find is told as "not run". Packages that are not installed may lie in folders of
 # their own, made by pip install --target: RMM_SITE names RMM's (librmm-cu13, rapids-logger), NUMBA_SITE one with a NumPy that
 # Numba can use, CUDA_CORE_SITE cuda-core's with CUDA_CORE_TESTS for its tests. GPUPOOL_BEFORE names the folder of an earlier
 # build, which "before" times beside this one.

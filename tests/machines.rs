@@ -96,8 +96,9 @@ fn without_virtual_memory_management_everything_is_the_drivers() {
 
 #[test]
 fn ranks_of_one_host_keep_to_their_own_gpu() {
-    for variable in ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"] {
+    for variable in ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"] {
         let run = Run::program("steps").args("a:150 a:150 c:0 c:1").sim("4x256MiB").env(variable, "4");
+        let run = run.env("SLURM_STEP_ID", "0");
         let shim = run.env("GPUPOOL_HOST_LIMIT", "512MiB").shim().log().report().go();
         shim.succeeds().says("block 1: 0 wrong");
         for other in 1..4 {
@@ -112,9 +113,13 @@ fn ranks_of_one_host_keep_to_their_own_gpu() {
 
 #[test]
 fn a_single_rank_and_an_explicit_list_use_other_gpus() {
-    for variables in
-        [&[("LOCAL_WORLD_SIZE", "1")][..], &[("LOCAL_WORLD_SIZE", "4"), ("GPUPOOL_DEVICES", "0,1,2,3")][..]]
-    {
+    for variables in [
+        &[("LOCAL_WORLD_SIZE", "1")][..],
+        &[("LOCAL_WORLD_SIZE", "4"), ("GPUPOOL_DEVICES", "0,1,2,3")],
+        // A job's script, as `sbatch -n4` starts it, and a step of one task in it.
+        &[("SLURM_JOB_ID", "3"), ("SLURM_LOCALID", "0"), ("SLURM_TASKS_PER_NODE", "4")],
+        &[("SLURM_STEP_ID", "1"), ("SLURM_TASKS_PER_NODE", "4"), ("SLURM_STEP_TASKS_PER_NODE", "1")],
+    ] {
         let run = Run::program("steps").args("a:150 a:150").sim("4x256MiB").shim().report();
         let shim = variables.iter().fold(run, |run, (name, value)| run.env(name, value)).go();
         shim.succeeds();
@@ -244,12 +249,14 @@ fn the_doctor_tells_of_the_limit_that_the_library_obeys() {
 /// Half of 6 GiB for each of eight ranks would be four times what there is.
 #[test]
 fn ranks_of_one_host_divide_its_memory() {
-    for variable in ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"] {
+    for variable in ["LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE"] {
         let host = MadeHost::job((6144 + 2048 + 64) * MIB, 2);
-        assert!(host.lends(300, &[(variable, "8")]), "{variable}: an eighth of 3 GiB");
-        assert!(!host.lends(600, &[(variable, "8")]), "{variable}: an eighth of 3 GiB");
-        assert!(host.lends(600, &[(variable, "1")]), "{variable}: one rank has it all");
-        assert!(host.lends(600, &[(variable, "8"), ("GPUPOOL_HOST_LIMIT", "1GiB")]), "a setting is for each rank");
+        let ranks = |count| [(variable, count), ("SLURM_STEP_ID", "0")];
+        assert!(host.lends(300, &ranks("8")), "{variable}: an eighth of 3 GiB");
+        assert!(!host.lends(600, &ranks("8")), "{variable}: an eighth of 3 GiB");
+        assert!(host.lends(600, &ranks("1")), "{variable}: one rank has it all");
+        let set = [&ranks("8")[..], &[("GPUPOOL_HOST_LIMIT", "1GiB")]].concat();
+        assert!(host.lends(600, &set), "a setting is for each rank");
     }
     let host = MadeHost::job(320 * MIB, 2);
     assert_eq!((host.pins(&[]), host.pins(&[("LOCAL_WORLD_SIZE", "8")])), (8, 2));

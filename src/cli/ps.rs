@@ -1,6 +1,7 @@
 //! `gpupool ps`: the processes that run under gpupool, and what each holds where, by their metrics pages. It asks no process
 //! anything: one that is stopped is seen like any other.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use gpupool_config::format_size;
@@ -57,6 +58,7 @@ fn text(rows: &[Listed], of_others: usize) -> String {
     if rows.is_empty() {
         return page.into_text();
     }
+    let uuids = differently_numbered(rows);
     let mut table = Table::new(&["pid", "state", "mode", "priority", "held", "used", "name"], b"rllrrrl", 4);
     for Listed { state, told, .. } in rows {
         let sum = |of: fn(&gpupool_metrics::Place) -> u64| told.levels.places.rows.iter().map(of).sum::<u64>();
@@ -70,12 +72,27 @@ fn text(rows: &[Listed], of_others: usize) -> String {
             told.process.name.clone(),
         ];
         let mut more = vec![below(told)];
+        more.extend(which(told).filter(|_| uuids));
         more.extend(far(told));
         more.extend(labels(told));
         table.row(cells, more);
     }
     page.table(&table);
     page.into_text()
+}
+
+/// Whether one number of a GPU means different ones to these processes: each may see others, or the same in another order.
+fn differently_numbered(rows: &[Listed]) -> bool {
+    let mut known = BTreeMap::new();
+    let mut gpus = rows.iter().flat_map(|row| &row.told.levels.gpus.rows);
+    gpus.any(|gpu| *known.entry(gpu.ordinal).or_insert(gpu.uuid) != gpu.uuid)
+}
+
+/// Which GPU each number means of those of which a process has something.
+fn which(told: &Snapshot) -> impl Iterator<Item = String> + '_ {
+    let places = told.levels.places.rows.iter();
+    let used = places.filter(|place| place.is_gpu() && (place.drained || place.held > 0 || place.own > 0));
+    used.filter_map(|place| Some(format!("{} is {}", place.name(), told.levels.gpu(place.number)?.uuid_text()?)))
 }
 
 /// What a process has where: nothing of places where it has nothing.

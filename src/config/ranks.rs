@@ -13,6 +13,8 @@ struct Launcher {
     spread: Option<[&'static str; 2]>,
     /// What together tells the job from others on the host, and is the same for all its ranks.
     job: &'static [&'static str],
+    /// What its ranks alone have, where others of its processes have its counts and a number, too.
+    only_ranks_have: Option<&'static str>,
 }
 
 /// The most specific launcher first: `torchrun` inside a Slurm job knows better than Slurm.
@@ -23,6 +25,7 @@ const LAUNCHERS: &[Launcher] = &[
         counts: &["LOCAL_WORLD_SIZE"],
         spread: None,
         job: &["TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"],
+        only_ranks_have: None,
     },
     // Open MPI; its job has a name in version 5 and a number in version 4.
     Launcher {
@@ -30,28 +33,49 @@ const LAUNCHERS: &[Launcher] = &[
         counts: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
         spread: None,
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
+        only_ranks_have: None,
     },
     // Intel MPI, MPICH.
-    Launcher { rank: "MPI_LOCALRANKID", counts: &["MPI_LOCALNRANKS"], spread: None, job: &[] },
+    Launcher { rank: "MPI_LOCALRANKID", counts: &["MPI_LOCALNRANKS"], spread: None, job: &[], only_ranks_have: None },
     // MVAPICH2.
-    Launcher { rank: "MV2_COMM_WORLD_LOCAL_RANK", counts: &["MV2_COMM_WORLD_LOCAL_SIZE"], spread: None, job: &[] },
+    Launcher {
+        rank: "MV2_COMM_WORLD_LOCAL_RANK",
+        counts: &["MV2_COMM_WORLD_LOCAL_SIZE"],
+        spread: None,
+        job: &[],
+        only_ranks_have: None,
+    },
     // IBM's jsrun.
     Launcher {
         rank: "JSM_NAMESPACE_LOCAL_RANK",
         counts: &["JSM_NAMESPACE_LOCAL_SIZE"],
         spread: None,
         job: &["LSB_JOBID"],
+        only_ranks_have: None,
     },
     // HPE's PALS.
-    Launcher { rank: "PALS_LOCAL_RANKID", counts: &["PALS_LOCAL_SIZE"], spread: None, job: &["PALS_APID"] },
+    Launcher {
+        rank: "PALS_LOCAL_RANKID",
+        counts: &["PALS_LOCAL_SIZE"],
+        spread: None,
+        job: &["PALS_APID"],
+        only_ranks_have: None,
+    },
     // Cray's PMI, under whatever launcher. Others' PMI gives a number in the whole job only (PMI_RANK), which says nothing of
     // a host.
-    Launcher { rank: "PMI_LOCAL_RANK", counts: &["PMI_LOCAL_SIZE"], spread: None, job: &["PMI_JOBID"] },
+    Launcher {
+        rank: "PMI_LOCAL_RANK",
+        counts: &["PMI_LOCAL_SIZE"],
+        spread: None,
+        job: &["PMI_JOBID"],
+        only_ranks_have: None,
+    },
     Launcher {
         rank: "FLUX_TASK_LOCAL_ID",
         counts: &[],
         spread: Some(["FLUX_JOB_SIZE", "FLUX_JOB_NNODES"]),
         job: &["FLUX_JOB_ID"],
+        only_ranks_have: None,
     },
     Launcher {
         rank: "SLURM_LOCALID",
@@ -59,6 +83,9 @@ const LAUNCHERS: &[Launcher] = &[
         counts: &["SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"],
         spread: None,
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+        // The script of a job, and the shell of salloc, have the counts of the job that they begin, and the script is number 0. What
+        // they start by themselves is one process that has all GPUs of the job.
+        only_ranks_have: Some("SLURM_STEP_ID"),
     },
 ];
 
@@ -84,8 +111,22 @@ pub struct Rank {
 }
 
 impl Launcher {
+    /// Whether what it said is meant for this process.
+    fn has_started_it(&self, said: &BTreeMap<&'static str, OsString>) -> bool {
+        self.only_ranks_have.is_none_or(|name| said.contains_key(name))
+    }
+
+    /// The number of this process among the ranks on this host.
+    fn rank(&self, said: &BTreeMap<&'static str, OsString>) -> Option<u32> {
+        let number = said.get(self.rank).filter(|_| self.has_started_it(said))?;
+        number.to_str()?.trim().parse().ok()
+    }
+
     /// How many ranks it says there are on this host, and in which variable.
     fn ranks(&self, said: &BTreeMap<&'static str, OsString>) -> Option<(&'static str, u32)> {
+        if !self.has_started_it(said) {
+            return None;
+        }
         let text = |name: &'static str| said.get(name).and_then(|value| value.to_str());
         let counted = self.counts.iter().copied().find_map(|name| Some((name, largest_count(text(name)?)?)));
         counted.or_else(|| {
@@ -104,8 +145,7 @@ impl Launcher {
 pub fn rank(vars: impl Iterator<Item = (OsString, OsString)>) -> Option<Rank> {
     let said = said(vars);
     let text = |name: &'static str| said.get(name).and_then(|value| value.to_str());
-    let (launcher, number) =
-        LAUNCHERS.iter().find_map(|launcher| Some((launcher, text(launcher.rank)?.trim().parse().ok()?)))?;
+    let (launcher, number) = LAUNCHERS.iter().find_map(|launcher| Some((launcher, launcher.rank(&said)?)))?;
     let ranks = launcher.ranks(&said).map(|(_, ranks)| ranks);
     let job: Vec<&str> = launcher.job.iter().copied().filter_map(text).collect();
     let job = (!job.is_empty()).then(|| job.join(":"));
@@ -189,32 +229,58 @@ mod tests {
 
     #[test]
     fn every_launcher_is_heard() {
-        for name in LAUNCHERS.iter().flat_map(|launcher| launcher.counts) {
-            assert_eq!(ranks(&[(name, "4")]), Some((*name, 4)));
+        for (launcher, name) in
+            LAUNCHERS.iter().flat_map(|launcher| launcher.counts.iter().map(move |name| (launcher, *name)))
+        {
+            let vars: Vec<_> =
+                launcher.only_ranks_have.map(|has| (has, "0")).into_iter().chain([(name, "4")]).collect();
+            assert_eq!(ranks(&vars), Some((name, 4)));
         }
         assert_eq!(ranks(&[("FLUX_JOB_SIZE", "7"), ("FLUX_JOB_NNODES", "2")]), Some(("FLUX_JOB_SIZE", 4)));
         assert_eq!(ranks(&[("FLUX_JOB_SIZE", "7"), ("FLUX_JOB_NNODES", "0")]), None);
         for launcher in LAUNCHERS {
-            let rank = match (launcher.counts, launcher.spread) {
-                ([count, ..], _) => rank_in(&[(launcher.rank, "3"), (count, "4")]),
-                ([], Some([ranks, hosts])) => rank_in(&[(launcher.rank, "3"), (ranks, "8"), (hosts, "2")]),
-                ([], None) => rank_in(&[(launcher.rank, "3")]),
+            let counts = match (launcher.counts, launcher.spread) {
+                ([count, ..], _) => vec![(*count, "4")],
+                ([], Some([ranks, hosts])) => vec![(ranks, "8"), (hosts, "2")],
+                ([], None) => vec![],
             };
-            assert_eq!(rank, Some(Rank { variable: launcher.rank, number: 3, ranks: Some(4), job: None }));
+            let has = launcher.only_ranks_have.map(|has| (has, "9"));
+            let vars: Vec<_> = [(launcher.rank, "3")].into_iter().chain(counts).chain(has).collect();
+            let job = has.map(|(_, value)| value.to_owned());
+            assert_eq!(rank_in(&vars), Some(Rank { variable: launcher.rank, number: 3, ranks: Some(4), job }));
         }
     }
 
     #[test]
     fn the_inner_launcher_outranks_the_outer_one() {
-        assert_eq!(ranks(&[("SLURM_NTASKS_PER_NODE", "8"), ("LOCAL_WORLD_SIZE", "2")]), Some(("LOCAL_WORLD_SIZE", 2)));
-        assert_eq!(ranks(&[("SLURM_NTASKS_PER_NODE", "8"), ("LOCAL_WORLD_SIZE", "1")]), None);
+        let slurm = [("SLURM_STEP_ID", "0"), ("SLURM_NTASKS_PER_NODE", "8")];
+        let [two, one] = ["2", "1"].map(|ranks| [slurm[0], slurm[1], ("LOCAL_WORLD_SIZE", ranks)]);
+        assert_eq!(ranks(&two), Some(("LOCAL_WORLD_SIZE", 2)));
+        assert_eq!(ranks(&one), None);
     }
 
     #[test]
     fn slurm_groups_give_the_largest() {
-        assert_eq!(ranks(&[("SLURM_TASKS_PER_NODE", "2(x3)")]), Some(("SLURM_TASKS_PER_NODE", 2)));
-        assert_eq!(ranks(&[("SLURM_TASKS_PER_NODE", "1,4(x2),2")]), Some(("SLURM_TASKS_PER_NODE", 4)));
-        assert_eq!(ranks(&[("SLURM_TASKS_PER_NODE", "1(x16)")]), None);
+        let step = |count| ranks(&[("SLURM_STEP_ID", "0"), ("SLURM_TASKS_PER_NODE", count)]);
+        assert_eq!(step("2(x3)"), Some(("SLURM_TASKS_PER_NODE", 2)));
+        assert_eq!(step("1,4(x2),2"), Some(("SLURM_TASKS_PER_NODE", 4)));
+        assert_eq!(step("1(x16)"), None);
+    }
+
+    /// What Slurm 22.05.8 says to the script of a job of four tasks, and to a step of four and one of one task in it.
+    #[test]
+    fn the_script_of_a_job_is_no_rank_of_its_steps() {
+        let script =
+            [("SLURM_JOB_ID", "3"), ("SLURM_LOCALID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_TASKS_PER_NODE", "4")];
+        assert_eq!((ranks(&script), rank_in(&script)), (None, None));
+        let step = |tasks| {
+            let said = [("SLURM_STEP_ID", "1"), ("SLURM_STEP_TASKS_PER_NODE", tasks)];
+            script.into_iter().chain(said).collect::<Vec<_>>()
+        };
+        assert_eq!(ranks(&step("4")), Some(("SLURM_STEP_TASKS_PER_NODE", 4)));
+        assert_eq!(ranks(&step("1")), None);
+        let one = rank_in(&step("1")).map(|rank| (rank.number, rank.ranks, rank.job));
+        assert_eq!(one, Some((0, Some(1), Some("3:1".to_owned()))));
     }
 
     #[test]

@@ -53,8 +53,9 @@ fn every_launcher_is_understood() {
         ["FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE"],
         ["SLURM_LOCALID", "SLURM_TASKS_PER_NODE"],
     ] {
-        let [first, second] =
-            ["0", "1"].map(|number| with("first", &[(rank, number), (ranks, "2"), ("FLUX_JOB_NNODES", "1")]));
+        let [first, second] = ["0", "1"].map(|number| {
+            with("first", &[(rank, number), (ranks, "2"), ("FLUX_JOB_NNODES", "1"), ("SLURM_STEP_ID", "0")])
+        });
         let merged = report(&[&first, &second]);
         assert!(merged.contains("GP002  ") && merged.contains("rank 1"), "{rank}: {merged}");
     }

@@ -1,6 +1,6 @@
 //! Memory that goes from one process to another by priority, from borrowers to those who work on a GPU, and to programs that do not run under gpupool.
 
-use super::{MIB, Machine, at};
+use super::{MIB, Machine, at, uuid};
 use gpupool_events::{Event, Reader};
 use gpupool_metrics::Snapshot;
 use gpupool_metrics::folder::{Folder, Roots};
@@ -25,6 +25,11 @@ impl Machine {
             .log()
             .shim();
         run.env("GPUPOOL_PRIORITY", priority.to_string())
+    }
+
+    /// A rank of a job, of which what was freed goes home soon.
+    fn rank(&self, gpu: u32) -> Run {
+        self.neighbour(gpu, 50).env("GPUPOOL_IDLE", "100ms")
     }
 
     /// One that runs and has so many MiB.
@@ -414,26 +419,53 @@ fn who_works_while_others_take_its_loans_goes_on() {
 #[test]
 fn ranks_that_no_launcher_tells_of_keep_to_their_own_gpus() {
     let machine = Machine::new("2x320MiB");
-    let rank = |gpu: u32| machine.neighbour(gpu, 50).env("GPUPOOL_LIMIT", format!("{gpu}:16MiB"));
+    let rank = |gpu: u32| machine.rank(gpu).env("GPUPOOL_LIMIT", format!("{gpu}:16MiB"));
     let mut ranks = [machine.start(rank(0)), machine.start(rank(1))];
-    for program in &mut ranks {
-        takes(program, 24);
-    }
-    for (gpu, program) in (0..).zip(&mut ranks) {
-        // What it took before they knew of each other lies where it lay.
-        machine.page(program);
-        eventually("memory on the host alone", || {
-            takes(program, 24);
-            assert_eq!(program.ask("drop"), "dropped");
-            page_of(machine.folder.path(), program.pid())
-                .filter(|page| page.levels.residence.on_host > 0 && held(page, 1 - gpu) == 0)
-        });
-    }
+    keep_to_their_own_gpus(&machine, &mut ranks, [0, 1]);
+    let text = String::from_utf8(machine.gpupool("ps").stdout).unwrap();
+    assert!(text.contains("gpu0 ") && text.contains("gpu1 ") && !text.contains("GPU-"), "{text}");
     // One that is named GPUs has them.
     let mut other = machine.start(rank(0).env("GPUPOOL_DEVICES", "0,1"));
     takes(&mut other, 40);
     machine.until(&other, "a loan", |page| held(page, 1) >= 20 * MIB);
     ranks.into_iter().chain([other]).for_each(|program| drop(is_whole(program)));
+}
+
+/// As Dask-CUDA starts its workers: each sees all GPUs, its own one first.
+#[test]
+fn workers_that_see_the_gpus_in_turn_keep_to_their_own_and_are_told_apart() {
+    let machine = Machine::new("2x320MiB");
+    let worker =
+        |list: &str| machine.neighbour(0, 50).env("GPUPOOL_LIMIT", "0:16MiB").env("CUDA_VISIBLE_DEVICES", list);
+    let mut workers = [machine.start(worker("0,1")), machine.start(worker("1,0"))];
+    keep_to_their_own_gpus(&machine, &mut workers, [0, 0]);
+    let text = String::from_utf8(machine.gpupool("ps").stdout).unwrap();
+    for program in &workers {
+        let gpu = uuid(&machine.page(program), 0);
+        assert!(text.contains(&format!("gpu0 is {gpu}\n")), "{text}");
+    }
+    workers.into_iter().for_each(|program| drop(is_whole(program)));
+}
+
+/// Once they know of each other, what a program's GPU has no room for goes to the host alone; `own`: the GPU of each, by its own numbering.
+fn keep_to_their_own_gpus(machine: &Machine, programs: &mut [Running; 2], own: [u32; 2]) {
+    for program in programs.iter_mut() {
+        takes(program, 24);
+    }
+    for program in programs.iter() {
+        let said = || std::fs::read_to_string(program.log()).unwrap_or_default().contains("home_only").then_some(());
+        eventually("a program that knows of the other", said);
+    }
+    // What it took before they knew of each other lay where there was room.
+    programs.iter_mut().for_each(|program| assert_eq!(program.ask("drop"), "dropped"));
+    for (gpu, program) in own.into_iter().zip(programs.iter_mut()) {
+        machine.until(program, "an empty GPU of the other", |page| held(page, 1 - gpu) == 0);
+        takes(program, 40);
+    }
+    for (gpu, program) in own.into_iter().zip(programs) {
+        let page = machine.until(program, "memory on the host", |page| page.levels.residence.on_host >= 20 * MIB);
+        assert_eq!(held(&page, 1 - gpu), 0, "{page:?}");
+    }
 }
 
 /// Something happens to a GPU, as NVML tells it, again and again until the program knows: it hears of what comes after its first look.

@@ -19,6 +19,7 @@ import cuda_python
 import diagnosis
 import examples
 import fleet
+import launchers
 import look
 import machine
 import managed
@@ -130,6 +131,12 @@ SETS = {
         "fleet-stranger-host": fleet.stranger_host,
         "fleet-owner-host": fleet.owner_host,
         "fleet-drain": fleet.drain,
+    },
+    "launchers": {
+        "launch-torchrun": launchers.torchrun,
+        "launch-spawn": launchers.spawned,
+        "launch-ray": launchers.ray,
+        "launch-dask": launchers.dask,
     },
     "checkpoint": {
         "checkpoint-training": checkpointing.training,

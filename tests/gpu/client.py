@@ -17,9 +17,9 @@ def client(name, *arguments):
     return [sys.executable, CLIENTS / name, *arguments]
 
 
-def rank_client(name, *arguments):
-    """The command that runs clients/NAME as two ranks of a job on this host."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2"]
+def rank_client(name, *arguments, ranks=2):
+    """The command that runs clients/NAME as so many ranks of a job on this host."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}"]
     # By number, since a machine without a network need not resolve its own name.
     return [*launcher, "--master-addr=127.0.0.1", f"--master-port={free_port()}", CLIENTS / name, *arguments]
 

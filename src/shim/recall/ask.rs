@@ -9,6 +9,7 @@ use crate::{bell, live, log, process};
 use gpupool_config::{Mode, format_size};
 use gpupool_events::RecallAsk;
 use gpupool_interpose::cancel;
+use gpupool_lending::{self as lending, Round};
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::Folder;
 use gpupool_metrics::{ring, stat};
@@ -61,30 +62,13 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     let gpu = plan.topology.gpus.get(home as usize)?.uuid;
     let _one = ASKING.try_lock_until(until)?;
     let taken = super::give::on_gpu(home);
-    let is_guaranteed = taken.saturating_add(bytes) <= live::guarantee_of(home);
+    let is_guaranteed = lending::is_guaranteed(taken, bytes, live::guarantee_of(home));
     let priority = if is_guaranteed { GUARANTEED } else { live::priority() };
-    let mut others: Vec<(Neighbour, u64)> = neighbours::on(&folder, &gpu)
-        .into_iter()
-        .filter(|other| other.priority <= priority && !is_spared(other))
-        .map(|other| {
-            let gives = other.lent + if other.priority < priority { other.own } else { 0 };
-            (other, gives)
-        })
-        .collect();
-    // Borrowers first, of these who matters least, and of these who has most.
-    others.sort_by_key(|(other, gives)| (*gives == 0, other.lent == 0, other.priority, u64::MAX - gives));
+    let others = neighbours::on(&folder, &gpu).into_iter().filter(|other| !is_spared(other));
+    let mut others = lending::in_order(others.map(|other| (other.stake, other)), priority);
     let (mut freed, mut asked, mut silent) = (0, 0, 0);
     while freed < bytes && !others.is_empty() && Instant::now() + MARGIN < until {
-        // As many as have enough together, as far as their pages know; then the others, who may have come to have some since.
-        let mut missing = bytes - freed;
-        let mut now: Vec<(Neighbour, u64)> = Vec::new();
-        let knows = others.iter().any(|(_, gives)| *gives > 0);
-        while missing > 0 && !others.is_empty() && (!knows || others[0].1 > 0) {
-            let (other, gives) = others.remove(0);
-            let share = if knows { gives.min(missing) } else { missing };
-            missing -= if knows { share } else { 0 };
-            now.push((other, share));
-        }
+        let Round { asked: now, knows } = lending::next_round(&mut others, bytes - freed);
         let until = if knows { until } else { until.min(Instant::now() + SHORT) };
         let asks = Asks { folder: &folder, gpu, priority, until };
         for ((other, _), answer) in now.iter().zip(asks.all(&now)) {

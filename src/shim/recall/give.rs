@@ -8,20 +8,18 @@ use crate::{live, log, nvml};
 use gpupool_config::format_size;
 use gpupool_cuda::Device;
 use gpupool_events::RecallGive;
+use gpupool_lending::{self as lending, Guard, Terms};
 use gpupool_machine::Uuid;
 use gpupool_pool::{Claim, Place};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long nothing of what was given is taken back, at first and at most: twice as long each time that it was recalled soon after it had been.
-const GUARD: Duration = Duration::from_secs(10);
-const LONGEST_GUARD: Duration = Duration::from_secs(320);
 /// How often it is looked whether there is room again.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// By GPU, when something came back last, and how long the guard is.
-static GUARDS: Mutex<BTreeMap<u32, Guard>> = Mutex::new(BTreeMap::new());
+/// By GPU, when something came back last, and how long what is given stays away since.
+static GUARDS: Mutex<BTreeMap<u32, (Instant, Guard)>> = Mutex::new(BTreeMap::new());
 
 /// By GPU, when it is looked next whether something can come back, and the pause before that.
 static TRIES: Mutex<BTreeMap<u32, (Instant, Duration)>> = Mutex::new(BTreeMap::new());
@@ -39,23 +37,19 @@ pub fn give_way(
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Vacated, String> {
     let own = live::priority();
-    if priority < own {
+    let ordinal = ordinal_of(gpu);
+    let Some(terms) = lending::terms(own, priority, ordinal.map_or(0, live::guarantee_of)) else {
         return Err(format!("its priority is {own}, and {priority} is lower"));
-    }
-    let Some(ordinal) = ordinal_of(gpu) else { return Ok(Vacated::default()) };
-    let lent = priority == own;
-    let floor = if lent { 0 } else { live::guarantee_of(ordinal) };
-    Ok(give(ordinal, Gives { bytes, lent, floor, pid: Some(pid) }, deadline, is_wanted))
+    };
+    let Some(ordinal) = ordinal else { return Ok(Vacated::default()) };
+    Ok(give(ordinal, Gives { bytes, terms, pid: Some(pid) }, deadline, is_wanted))
 }
 
 /// What is given.
 pub(super) struct Gives {
     /// So much at most.
     pub bytes: u64,
-    /// Only what is there for other GPUs, and what is free.
-    pub lent: bool,
-    /// So much stays in any case.
-    pub floor: u64,
+    pub terms: Terms,
     /// Who gets it.
     pub pid: Option<u32>,
 }
@@ -63,7 +57,7 @@ pub(super) struct Gives {
 /// Gives this; [`Vacated::moved`] is what is free now.
 pub(super) fn give(gpu: u32, gives: Gives, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Vacated {
     let begun = Instant::now();
-    let Gives { bytes, lent, floor, pid } = gives;
+    let Gives { bytes, terms: Terms { lent, floor }, pid } = gives;
     let taken = || on_gpu(gpu);
     let before = taken();
     let most = bytes.min(before.saturating_sub(floor));
@@ -116,24 +110,9 @@ pub(super) fn on_gpu(gpu: u32) -> u64 {
     taken + handles::by_hand::bytes_at(place).saturating_sub(charged)
 }
 
-/// How long what was given stays away.
-struct Guard {
-    /// When something came back.
-    came: Instant,
-    time: Duration,
-    is_doubled: bool,
-}
-
+/// How long what is given now stays away.
 fn guard(gpu: u32) -> Duration {
-    let mut guards = GUARDS.lock();
-    let Some(guard) = guards.get_mut(&gpu) else { return GUARD };
-    if guard.came.elapsed() >= 2 * guard.time {
-        guard.time = GUARD;
-    } else if !guard.is_doubled {
-        // Once for each time that it came back: who asks may ask for what it needs in many steps.
-        (guard.time, guard.is_doubled) = ((guard.time * 2).min(LONGEST_GUARD), true);
-    }
-    guard.time
+    GUARDS.lock().get_mut(&gpu).map_or(lending::GUARD, |(came, guard)| guard.asked(came.elapsed()))
 }
 
 /// Has what was given come back where its time is over and there is room; how long nothing need be done.
@@ -152,11 +131,12 @@ pub fn look() -> Option<Duration> {
             let came = if room > 0 { vacate::take_back(gpu, room) } else { 0 };
             if came > 0 {
                 let mut guards = GUARDS.lock();
-                let time = guards.get(&gpu).map_or(GUARD, |guard| guard.time);
-                guards.insert(gpu, Guard { came: now, time, is_doubled: false });
+                let (came, guard) = guards.entry(gpu).or_insert((now, Guard::default()));
+                *came = now;
+                guard.came_back();
             }
             // Each try may hold the program up.
-            let pause = if room > 0 && came == 0 { (2 * pause).min(LONGEST_GUARD) } else { PERIOD };
+            let pause = if room > 0 && came == 0 { (2 * pause).min(lending::LONGEST_GUARD) } else { PERIOD };
             TRIES.lock().insert(gpu, (Instant::now() + pause, pause));
             pause
         };
@@ -172,7 +152,7 @@ fn room_on(gpu: u32) -> u64 {
     let free = nvml::get().and_then(|nvml| nvml.free(&known.uuid)).unwrap_or(0);
     let reserve = plan.members.get(&gpu).copied().unwrap_or(0);
     let by_limit = plan.limit(Place::Gpu(gpu)).saturating_sub(plan.accounts.taken(Place::Gpu(gpu)));
-    free.saturating_sub(2 * reserve).min(by_limit)
+    lending::room(free, reserve, by_limit)
 }
 
 fn ordinal_of(gpu: &Uuid) -> Option<u32> {

@@ -1,5 +1,6 @@
 //! The other processes of this user, as their pages tell of them.
 
+use gpupool_lending::Stake;
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::{Entry, Folder};
 use gpupool_metrics::{Life, Snapshot, identify, read};
@@ -11,11 +12,8 @@ pub struct Neighbour {
     pub started: u64,
     /// The name of its page.
     pub page: String,
-    pub priority: u32,
-    /// What of the GPU it has for other GPUs, in bytes.
-    pub lent: u64,
-    /// And for that one, with what is free of it.
-    pub own: u64,
+    /// What it has of the GPU.
+    pub stake: Stake,
 }
 
 /// The processes beside this one that run and whose pool has this GPU as a place. A page is up to a second old.
@@ -56,8 +54,10 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
         pid: entry.pid,
         started: entry.started,
         page: entry.name.clone(),
-        priority: u32::try_from(levels.priority).unwrap_or(u32::MAX),
-        lent,
-        own: held.saturating_sub(lent),
+        stake: Stake {
+            priority: u32::try_from(levels.priority).unwrap_or(u32::MAX),
+            lent,
+            own: held.saturating_sub(lent),
+        },
     })
 }

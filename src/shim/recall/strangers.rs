@@ -13,6 +13,7 @@ use crate::serve::memory::idle;
 use crate::watch::context;
 use gpupool_config::Mode;
 use gpupool_cuda::Device;
+use gpupool_lending::Terms;
 use gpupool_metrics::folder::Folder;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -98,7 +99,7 @@ fn borrows(gpu: u32) -> bool {
 }
 
 fn leave(gpu: u32, bytes: u64, pid: Option<u32>) {
-    let gives = Gives { bytes, lent: true, floor: 0, pid };
+    let gives = Gives { bytes, terms: Terms { lent: true, floor: 0 }, pid };
     give::give(gpu, gives, Instant::now() + PATIENCE, &|| true);
 }
 

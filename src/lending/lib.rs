@@ -1,0 +1,189 @@
+//! Who gives way to whom, how much, and when it may come back: what processes decide about each other's memory, as pure logic. It asks nobody, reads no
+//! clock and moves nothing. `src/shim/recall` does what it says, and `tests/day.rs` plays a day of a machine by it.
+//!
+//! - **Loans before belongings.** What lies on a GPU for the sake of another one is a loan, and whoever works there may call it back unless its priority is
+//!   lower. What a program has on its own GPU gives way to a higher priority alone. So of two programs at most one gives way to the other, but for loans.
+//! - **As few as possible are asked**, in this order: who has borrowed before who works there, of these who matters least, and of these who has most.
+//! - **No ping-pong.** What was given stays away for a time, twice as long each time that it was asked for soon after it had come back, and comes back
+//!   only where beside the reserve as much again is free.
+
+use std::time::Duration;
+
+/// How long nothing of what was given is taken back, at first.
+pub const GUARD: Duration = Duration::from_secs(10);
+/// And at most.
+pub const LONGEST_GUARD: Duration = Duration::from_secs(320);
+
+/// What another process has of a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stake {
+    pub priority: u32,
+    /// Bytes that it has there for other GPUs.
+    pub lent: u64,
+    /// Bytes that it has there for that GPU, with what is free of them.
+    pub own: u64,
+}
+
+impl Stake {
+    /// Whether it is worth asking, for a program of this priority: it may have come to have something by now.
+    pub fn may_give(&self, priority: u32) -> bool {
+        self.priority <= priority
+    }
+
+    /// Bytes that it gives to a program of this priority, but for what it is guaranteed.
+    pub fn gives(&self, priority: u32) -> u64 {
+        match terms(self.priority, priority, 0) {
+            Some(Terms { lent: true, .. }) => self.lent,
+            Some(Terms { lent: false, .. }) => self.lent + self.own,
+            None => 0,
+        }
+    }
+}
+
+/// Whether a program that has so much of a GPU, and lacks so many bytes more there, is above all others for them.
+pub fn is_guaranteed(taken: u64, bytes: u64, guarantee: u64) -> bool {
+    taken.saturating_add(bytes) <= guarantee
+}
+
+/// Those who may give something to a program of this priority, with what each gives, in the order in which they are asked.
+pub fn in_order<T>(others: impl IntoIterator<Item = (Stake, T)>, priority: u32) -> Vec<(T, u64)> {
+    let mut all: Vec<(Stake, T)> = others.into_iter().filter(|(stake, _)| stake.may_give(priority)).collect();
+    all.sort_by_key(|(stake, _)| {
+        let gives = stake.gives(priority);
+        (gives == 0, stake.lent == 0, stake.priority, u64::MAX - gives)
+    });
+    all.into_iter().map(|(stake, other)| (other, stake.gives(priority))).collect()
+}
+
+/// Those who are asked at once, each for so many bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Round<T> {
+    pub asked: Vec<(T, u64)>,
+    /// Whether anything is known to be there. Otherwise each is asked for all, since it may have come to have it.
+    pub knows: bool,
+}
+
+/// Takes those out who are asked next for so many bytes: as many as have enough together, and those of whom nothing is known last.
+pub fn next_round<T>(others: &mut Vec<(T, u64)>, bytes: u64) -> Round<T> {
+    let knows = others.iter().any(|(_, gives)| *gives > 0);
+    let (mut missing, mut asked) = (bytes, Vec::new());
+    while missing > 0 && !others.is_empty() && (!knows || others[0].1 > 0) {
+        let (other, gives) = others.remove(0);
+        let share = if knows { gives.min(missing) } else { missing };
+        missing -= if knows { share } else { 0 };
+        asked.push((other, share));
+    }
+    Round { asked, knows }
+}
+
+/// On which terms a program gives way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Only what is there for other GPUs, and what is free.
+    pub lent: bool,
+    /// So many bytes stay in any case.
+    pub floor: u64,
+}
+
+/// On which terms a program of priority `own`, guaranteed so many bytes there, gives way to one of another priority; `None`: not at all.
+pub fn terms(own: u32, asker: u32, guarantee: u64) -> Option<Terms> {
+    match asker.cmp(&own) {
+        std::cmp::Ordering::Less => None,
+        std::cmp::Ordering::Equal => Some(Terms { lent: true, floor: 0 }),
+        std::cmp::Ordering::Greater => Some(Terms { lent: false, floor: guarantee }),
+    }
+}
+
+/// How long what was given of one GPU stays away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guard {
+    time: Duration,
+    is_doubled: bool,
+}
+
+impl Default for Guard {
+    fn default() -> Self {
+        Self { time: GUARD, is_doubled: false }
+    }
+}
+
+impl Guard {
+    /// Something came back.
+    pub fn came_back(&mut self) {
+        self.is_doubled = false;
+    }
+
+    /// It is asked for again, so long after something came back: the time for which it stays away now.
+    pub fn asked(&mut self, since: Duration) -> Duration {
+        if since >= 2 * self.time {
+            self.time = GUARD;
+        } else if !self.is_doubled {
+            // Once for each time that it came back: who asks may ask for what it needs in many steps.
+            (self.time, self.is_doubled) = ((self.time * 2).min(LONGEST_GUARD), true);
+        }
+        self.time
+    }
+}
+
+/// Bytes that may come back to a GPU of which so many are free: the reserve stays free, and as much again, so that who needs some does not have to
+/// ask at once. `limit`: what the process may have there beyond what it has.
+pub fn room(free: u64, reserve: u64, limit: u64) -> u64 {
+    free.saturating_sub(2 * reserve).min(limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stake(priority: u32, lent: u64, own: u64) -> Stake {
+        Stake { priority, lent, own }
+    }
+
+    #[test]
+    fn loans_go_to_equals_and_all_goes_to_who_matters_more() {
+        assert_eq!(stake(50, 3, 5).gives(50), 3);
+        assert_eq!(stake(50, 3, 5).gives(51), 8);
+        assert_eq!(stake(50, 3, 5).gives(49), 0);
+        assert_eq!(terms(50, 90, 7), Some(Terms { lent: false, floor: 7 }));
+        assert_eq!(terms(50, 50, 7), Some(Terms { lent: true, floor: 0 }));
+        assert_eq!(terms(50, 49, 7), None);
+        assert!(is_guaranteed(6, 4, 10) && !is_guaranteed(6, 5, 10) && !is_guaranteed(u64::MAX, 1, 10));
+    }
+
+    #[test]
+    fn borrowers_are_asked_first_then_who_matters_least_and_only_as_many_as_have_enough() {
+        let others = [
+            (stake(10, 0, 9), "own"),
+            (stake(99, 9, 0), "above"),
+            (stake(50, 6, 9), "much"),
+            (stake(20, 2, 0), "least"),
+            (stake(10, 0, 0), "none"),
+        ];
+        let mut order = in_order(others, 60);
+        assert_eq!(order, [("least", 2), ("much", 15), ("own", 9), ("none", 0)]);
+        assert_eq!(next_round(&mut order, 7), Round { asked: vec![("least", 2), ("much", 5)], knows: true });
+        assert_eq!(next_round(&mut order, 20), Round { asked: vec![("own", 9)], knows: true });
+        assert_eq!(next_round(&mut order, 20), Round { asked: vec![("none", 20)], knows: false });
+        assert_eq!(next_round(&mut order, 20).asked, []);
+    }
+
+    #[test]
+    fn who_is_asked_soon_again_waits_longer_once_for_each_time_that_it_came_back() {
+        let seconds = Duration::from_secs;
+        let mut guard = Guard::default();
+        assert_eq!((guard.asked(seconds(5)), guard.asked(seconds(6))), (seconds(20), seconds(20)));
+        guard.came_back();
+        assert_eq!(guard.asked(seconds(39)), seconds(40));
+        for _ in 0..9 {
+            guard.came_back();
+            guard.asked(seconds(1));
+        }
+        assert_eq!(guard.asked(seconds(1)), LONGEST_GUARD);
+        assert_eq!(guard.asked(2 * LONGEST_GUARD), GUARD);
+    }
+
+    #[test]
+    fn nothing_comes_back_into_the_reserve() {
+        assert_eq!((room(10, 3, 9), room(10, 3, 2), room(5, 3, 9)), (4, 2, 0));
+    }
+}
