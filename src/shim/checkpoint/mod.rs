@@ -23,6 +23,7 @@ use gpupool_cuda::Driver;
 use gpupool_events::ProgramCheckpoint;
 use gpupool_machine::dashed;
 use gpupool_store::{Key, Meta, Options, Writer, Written};
+pub use shelter::is_copy;
 use shelter::{Shelter, Sheltered};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
