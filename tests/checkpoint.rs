@@ -736,6 +736,27 @@ fn blocks_come_back_in_their_order_while_an_image_is_written() {
     ends_well(program);
 }
 
+#[test]
+fn a_program_that_ends_while_an_image_is_written_leaves_nothing_of_it() {
+    let (_around, folder) = store();
+    for part in 0..4 {
+        let mut program = checkpointed("1x1GiB").start(None);
+        program.ask("name weights 98304 0 5000");
+        let before = generations(&folder);
+        let mut command = begin_image(&program, &folder);
+        eventually("a part of an image, or all of it", || {
+            (unfinished(&folder) >= Some(part * 4 * MIB) || generations(&folder) != before).then_some(())
+        });
+        let (status, _folder) = program.end();
+        assert!(status.success(), "{status}");
+        assert_eq!(unfinished(&folder), None);
+        command.wait().unwrap();
+        if !generations(&folder).is_empty() {
+            verifies(&folder);
+        }
+    }
+}
+
 /// From the first to the last one that an image needs.
 #[test]
 fn whichever_call_of_the_driver_fails_the_program_goes_on_and_the_older_image_is_there() {

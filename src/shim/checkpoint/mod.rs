@@ -13,7 +13,7 @@ mod shelter;
 
 use crate::backing::open::Opened;
 use crate::backing::{level, terms};
-use crate::gate::{Held, Limits};
+use crate::gate::{self, Held, Limits};
 use crate::image::{self, Failed, Shuttle};
 use crate::log;
 use crate::suspend::{self, Agreement};
@@ -63,6 +63,12 @@ pub struct Done {
 /// Threads that compress and write beside a program that needs its processors.
 const MOST_THREADS: usize = 8;
 
+/// How long the process's end waits for an image that is given up, and how often it looks: a disk may hang.
+const TO_GIVE_UP: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(5);
+/// Why no image was written of a process that ends.
+const ENDS: &str = "the process ends";
+
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 
 /// Held while an image is written: there is one at a time.
@@ -80,6 +86,23 @@ impl Drop for Busy {
     }
 }
 
+/// The process ends: an image that is being written is given up, so that nothing of it is left in its folder.
+fn give_up_for_end() {
+    let until = Instant::now() + TO_GIVE_UP;
+    while IS_BUSY.load(Ordering::Acquire) && Instant::now() < until {
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// In the child of a fork: nobody writes an image of it.
+pub fn after_fork_in_child() {
+    IS_BUSY.store(false, Ordering::Relaxed);
+}
+
+fn unless_ending() -> Result<(), String> {
+    if gate::is_ending() { Err(ENDS.to_owned()) } else { Ok(()) }
+}
+
 /// Writes an image. The program's work is waited for until `deadline`, as long as that `is_wanted` and as there is an agreement to stop; what is begun then is
 /// finished. `progress` is told how many bytes of how many are with the store.
 ///
@@ -93,6 +116,7 @@ pub fn take(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
     let begun = Instant::now();
+    gate::at_end(give_up_for_end);
     let taken = Busy::begin()
         .ok_or_else(|| "an image of it is being written already".to_owned())
         .and_then(|busy| write(asked, deadline, is_wanted, agreement, progress, busy));
@@ -115,6 +139,8 @@ pub fn take(
             log::emit(|| told(&asked.folder, &done));
             Ok(done)
         }
+        // Whoever asked hears that it ended, and that is no fault of the program's.
+        Err(why) if gate::is_ending() => Err(why),
         Err(why) => {
             say(&asked.folder, &format!("no image was written: {why}"));
             Err(why)
@@ -186,12 +212,14 @@ fn write(
     let Stop { sheltered, mut shuttles, mut done, total } = stop?;
     let mut stored = done.in_stop;
     for batch in sheltered {
+        unless_ending()?;
         let (bytes, copier) = (batch.bytes(), batch.copier());
         let shuttle = shuttles.get_mut(&copier).ok_or(Failed::NoContext { gpu: copier.0 });
         shuttle.and_then(|shuttle| batch.write(shuttle, &writer)).map_err(|failed| failed.to_string())?;
         stored += bytes;
         progress(stored, total);
     }
+    unless_ending()?;
     let written = writer.finish().map_err(|error| error.to_string())?;
     let Written { generation, bytes, stored, fresh, unchanged, .. } = written;
     done = Done { generation, bytes, stored, fresh, unchanged, ..done };
@@ -233,6 +261,7 @@ fn stopped(
     let mut in_stop = 0;
     for span in shelter.take_all(&subject.spans, &keys) {
         let Some(shuttle) = shuttles.get_mut(&(span.gpu, span.owner)) else { continue };
+        unless_ending()?;
         let saved = shuttle.save(writer, keys[span.block], span.offset, span.address, span.bytes);
         saved.map_err(|failed| failed.to_string())?;
         in_stop += span.bytes;
