@@ -146,6 +146,7 @@ fn stored(done: &checkpoint::Done) -> Stored {
         stored: done.stored,
         fresh: done.fresh,
         unchanged: done.unchanged,
+        damaged: done.damaged,
         left_out: done.left_out,
         in_stop: done.in_stop,
         stopped_microseconds: done.stopped.as_micros() as u64,

@@ -51,6 +51,8 @@ pub struct Done {
     pub fresh: u64,
     /// Of memory: the same as in the image before, and not written again.
     pub unchanged: u64,
+    /// Of memory: the same, but what the image before had of it was damaged, so it was written again.
+    pub damaged: u64,
     /// Bytes of the program's own that cannot be read, and are not in it.
     pub left_out: u64,
     /// Bytes for which there was no room elsewhere, so that the program waited until they were with the store.
@@ -127,6 +129,17 @@ pub fn take(
             if let Some(error) = &written.not_removed {
                 say(&asked.folder, &format!("older generations could not be removed: {error}"));
             }
+            if done.damaged > 0 {
+                say(
+                    &asked.folder,
+                    &format!(
+                        "{} of the image before were damaged on the disk, and are written anew; the older images have the damage still: gpupool store \
+                         verify {}",
+                        format_size(done.damaged),
+                        asked.folder.display()
+                    ),
+                );
+            }
             if subject > 0 {
                 say(
                     &asked.folder,
@@ -153,7 +166,7 @@ fn say(folder: &Path, what: &str) {
 }
 
 fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
-    let &Done { generation, bytes, stored, fresh, unchanged, left_out, in_stop, stopped, took } = done;
+    let &Done { generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, stopped, took } = done;
     let text = format!(
         "generation {generation} in {}: {} of memory, {} of it unchanged, {} on the disk, {} of that new; stopped for {:.3} s of {:.3}",
         folder.display(),
@@ -171,6 +184,7 @@ fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
         stored,
         fresh,
         unchanged,
+        damaged,
         left_out,
         in_stop,
         stopped_microseconds: stopped.as_micros() as u64,
@@ -221,8 +235,8 @@ fn write(
     }
     unless_ending()?;
     let written = writer.finish().map_err(|error| error.to_string())?;
-    let Written { generation, bytes, stored, fresh, unchanged, .. } = written;
-    done = Done { generation, bytes, stored, fresh, unchanged, ..done };
+    let Written { generation, bytes, stored, fresh, unchanged, damaged, .. } = written;
+    done = Done { generation, bytes, stored, fresh, unchanged, damaged, ..done };
     Ok((written, done.left_out, done))
 }
 
