@@ -6,7 +6,7 @@ use super::kept::Kept;
 use super::put::Put;
 use super::stored::{Range, Stored, Unread};
 use crate::backing::open::Opened;
-use crate::backing::{host, terms};
+use crate::backing::{host, residence, terms};
 use crate::gate::{Closed, Held, Limits};
 use crate::serve::handles;
 use crate::tiers;
@@ -538,6 +538,8 @@ fn rearrange(opened: &Opened, driver: &'static Driver, held: &Held, wishes: &[Wi
         let stop = || held.stop(driver, &Limits::default()).ok().map(Quiet);
         match opened.pool.rearrange(wishes, stop) {
             Ok(done) => {
+                // Even what is cut short has moved something, to wherever there was room.
+                residence::is_far();
                 return match done.cut_short {
                     Some(error) => Err(in_words(&error)),
                     None => Ok(done.wishes.into_iter().sum()),
