@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use gpupool_store::{Reader, Which, jobs, rank_folder};
-use harness::{Run, Running, at_work, eventually, goes_on};
+use harness::{Run, Running, Traced, artifact_folder, at_work, eventually, goes_on};
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -675,6 +677,84 @@ fn without_names_blocks_come_back_in_the_order_in_which_they_were_allocated_or_n
     assert!(status.success(), "{status}");
     let log = std::fs::read_to_string(log).unwrap();
     assert!(log.contains("the program has not said that it has built what is to come back"), "{log}");
+}
+
+/// The command, which writes an image of it meanwhile.
+fn begin_image(program: &Running, folder: &Path) -> Child {
+    let mut command = Command::new(artifact_folder().join("gpupool"));
+    command.args(["checkpoint".as_ref(), OsStr::new(&program.pid().to_string()), folder.as_os_str()]);
+    command.env("XDG_RUNTIME_DIR", program.session()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// Its threads that write images, once all of them are there; they stand still until this is dropped.
+fn held_writers(program: &Running) -> Option<Vec<Traced>> {
+    let all = std::thread::available_parallelism().unwrap().get();
+    let of_one = |task: std::fs::DirEntry| -> Option<i32> {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        (name.trim() == "gpupool-store").then(|| task.file_name().to_str()?.parse().ok())?
+    };
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap();
+    let writers: Vec<i32> = tasks.flatten().filter_map(of_one).collect();
+    let is_all = writers.len() == (all / 2).clamp(2, 8);
+    is_all.then(|| writers.into_iter().map(Traced::begin).collect::<Result<_, _>>().ok())?
+}
+
+/// The image's own copies lie in the pool as well.
+#[test]
+fn blocks_come_back_in_their_order_while_an_image_is_written() {
+    // More than the buffers hold that stand between a copy and the threads that write it.
+    const SIZES: [u64; 2] = [3072, 200 << 10];
+    let (_around, folder) = store();
+    let (_other, other) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    blocks_of(&mut program, &SIZES, 5000);
+    image(&program, &folder, "");
+    drop(program);
+    let run = checkpointed("2x1GiB").env("GPUPOOL_RESTORE", &folder).env("GPUPOOL_RESTORE_BY_ORDER", "on");
+    let mut program = run.start(None);
+    blocks_of(&mut program, &SIZES, 1);
+    let (mut command, writers) = eventually("an image in the middle of being written", || {
+        let mut command = begin_image(&program, &other);
+        loop {
+            match held_writers(&program) {
+                Some(writers) => return Some((command, writers)),
+                None if command.try_wait().unwrap().is_some() => return None,
+                None => {}
+            }
+        }
+    });
+    // The program goes on with a copy of all of it in the pool.
+    eventually("the copy", || {
+        let used: u64 = program.ask("used").split(' ').filter_map(|used| used.parse::<u64>().ok()).sum();
+        (used >= 2 * (200 + 3) * MIB).then_some(())
+    });
+    let answer = program.ask("restore");
+    assert!(answer.starts_with("0 "), "{answer}: {}", std::fs::read_to_string(program.log()).unwrap());
+    drop(writers);
+    assert!(command.wait().unwrap().success());
+    verifies(&other);
+    ends_well(program);
+}
+
+#[test]
+fn a_program_that_ends_while_an_image_is_written_leaves_nothing_of_it() {
+    let (_around, folder) = store();
+    for part in 0..4 {
+        let mut program = checkpointed("1x1GiB").start(None);
+        program.ask("name weights 98304 0 5000");
+        let before = generations(&folder);
+        let mut command = begin_image(&program, &folder);
+        eventually("a part of an image, or all of it", || {
+            (unfinished(&folder) >= Some(part * 4 * MIB) || generations(&folder) != before).then_some(())
+        });
+        let (status, _folder) = program.end();
+        assert!(status.success(), "{status}");
+        assert_eq!(unfinished(&folder), None);
+        command.wait().unwrap();
+        if !generations(&folder).is_empty() {
+            verifies(&folder);
+        }
+    }
 }
 
 /// From the first to the last one that an image needs.

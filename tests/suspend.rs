@@ -8,6 +8,8 @@ mod ends;
 mod host;
 #[path = "suspend/rest.rs"]
 mod rest;
+#[path = "suspend/signals.rs"]
+mod signals;
 
 use gpupool_metrics::Snapshot;
 use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, page_of};

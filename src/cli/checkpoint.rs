@@ -85,6 +85,8 @@ struct Told {
     new_bytes: u64,
     /// Memory that was the same in the image before.
     unchanged_bytes: u64,
+    /// Memory that was the same, and was written again as what the image before had of it was damaged.
+    damaged_bytes: u64,
     /// Of the program's own memory, and not in the image.
     left_out_bytes: u64,
     /// What the program waited for the disk for.
@@ -271,7 +273,7 @@ fn told(pid: u32, folder: &Path, reply: Result<Reply, String>) -> Told {
         Ok(_) => (Some("it answered nothing at the end".to_owned()), Stored::default()),
     };
     let Stored { stopped_microseconds, microseconds, .. } = stored;
-    let Stored { generation, bytes, stored, fresh, unchanged, left_out, in_stop, .. } = stored;
+    let Stored { generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, .. } = stored;
     Told {
         pid,
         folder: folder.to_owned(),
@@ -281,6 +283,7 @@ fn told(pid: u32, folder: &Path, reply: Result<Reply, String>) -> Told {
         stored_bytes: stored,
         new_bytes: fresh,
         unchanged_bytes: unchanged,
+        damaged_bytes: damaged,
         left_out_bytes: left_out,
         in_stop_bytes: in_stop,
         stopped_microseconds,
@@ -313,6 +316,13 @@ fn print(args: &Args, told: &Told) -> Result<bool, Failure> {
             "; {} had not changed, and {} were written",
             format_size(told.unchanged_bytes),
             format_size(told.new_bytes)
+        );
+    }
+    if told.damaged_bytes > 0 {
+        line += &format!(
+            "; {} that had not changed were damaged in the image before and are written anew (gpupool store verify tells which of the older images \
+             are damaged)",
+            format_size(told.damaged_bytes)
         );
     }
     if told.in_stop_bytes > 0 {

@@ -396,6 +396,9 @@ events! {
         fresh: u64,
         /// Bytes of memory that were the same in the image before, and were not written again.
         unchanged: u64,
+        /// Bytes of memory that were the same, and were written again as what the image before had of them was damaged.
+        #[serde(default)]
+        damaged: u64,
         /// Bytes of the program's own memory that could not be read, and are not in it.
         left_out: u64,
         /// Bytes for which there was no room elsewhere, so that the program waited for the disk.

@@ -24,6 +24,8 @@ use crate::sync::{AtomicU32, Ordering, fence};
 
 /// What is asked of the world: barriers, sleep, and the time.
 pub trait Outside {
+    /// What a thread has for as long as it waits at a gate that is held.
+    type Waiting;
     /// The barrier of who enters, between its store and its look: nothing but an order for the compiler, where [`heavy`](Self::heavy)
     /// reaches all threads.
     fn light(&self);
@@ -31,18 +33,17 @@ pub trait Outside {
     fn heavy(&self) -> bool;
     /// Nanoseconds of a clock that only goes on.
     fn now(&self) -> u64;
-    /// Sleeps while the word has this value, at most until that time. May return early.
-    fn sleep(&self, word: &AtomicU32, value: u32, until: Option<u64>);
+    /// Sleeps while the word has this value, at most until that time. May return early. Whether a signal that the thread handles ended it.
+    fn sleep(&self, word: &AtomicU32, value: u32, until: Option<u64>) -> bool;
     /// Wakes all that sleep.
     fn wake(&self, word: &AtomicU32);
     /// Lets others go on for a moment.
     fn pause(&self);
-    /// Sleeps while the word has this value, for a moment or longer, at a gate that may stay closed for long. Whether a signal that
-    /// the thread handles ended it.
-    fn nap(&self, word: &AtomicU32, value: u32) -> bool {
-        self.sleep(word, value, None);
-        false
-    }
+    /// A thread begins to wait at a gate that may stay closed for long. No signal is lost from here on: one that arrives between two naps
+    /// ends the next one.
+    fn begin_to_wait(&self) -> Self::Waiting;
+    /// Sleeps for a moment, or shorter. Whether a signal that the thread handles ended it.
+    fn nap(&self, waiting: &mut Self::Waiting) -> bool;
     /// Somebody who waits at a gate that is held was interrupted by a signal, and wants to go on.
     fn wanted(&self) {}
 }
@@ -78,6 +79,20 @@ pub struct Slot {
     inside: AtomicU32,
     /// The number of the thread that has it; [`NOBODY`] or [`REAPED`].
     owner: AtomicU32,
+}
+
+/// A thread's wait.
+struct Wait<W> {
+    /// By a signal that nobody has heard of yet.
+    is_interrupted: bool,
+    /// Once it has seen the gate held.
+    at_held: Option<W>,
+}
+
+impl<W> Default for Wait<W> {
+    fn default() -> Self {
+        Self { is_interrupted: false, at_held: None }
+    }
 }
 
 /// The owner of a slot that is free.
@@ -257,19 +272,29 @@ impl<O: Outside> Gate<O> {
 
     /// Waits until the gate is open. From that time on who drains it is not waited for.
     fn wait_until(&self, slot: &Slot, until: u64) {
+        let mut wait = Wait::default();
         loop {
             let seen = self.word.load(Ordering::Acquire);
             match seen & STATE {
                 OPEN => return,
                 DRAINING if self.outside.now() >= until => self.give_up_for(seen, slot),
-                DRAINING => self.outside.sleep(&self.word, seen, Some(until)),
-                HELD => {
-                    if self.outside.nap(&self.word, seen) {
-                        self.outside.wanted();
-                    }
-                }
-                _ => self.outside.sleep(&self.word, seen, None),
+                DRAINING => wait.is_interrupted |= self.outside.sleep(&self.word, seen, Some(until)),
+                _ => self.stay_outside(seen, &mut wait),
             }
+        }
+    }
+
+    /// One look at a gate that nobody but who closed it opens, and a sleep. Who is interrupted asks for a held gate to be opened, also where that
+    /// happened while something moved.
+    fn stay_outside(&self, seen: u32, wait: &mut Wait<O::Waiting>) {
+        let is_held = seen & STATE == HELD;
+        match &mut wait.at_held {
+            Some(waiting) => wait.is_interrupted |= self.outside.nap(waiting),
+            None if is_held => wait.at_held = Some(self.outside.begin_to_wait()),
+            None => wait.is_interrupted |= self.outside.sleep(&self.word, seen, None),
+        }
+        if is_held && std::mem::take(&mut wait.is_interrupted) {
+            self.outside.wanted();
         }
     }
 
@@ -383,12 +408,11 @@ impl<O: Outside> Gate<O> {
     /// For a thread that is not inside: waits as long as the gate is held, and while something moves meanwhile.
     #[cold]
     pub fn wait_while_held(&self) {
+        let mut wait = Wait::default();
         loop {
             let seen = self.word.load(Ordering::Acquire);
             match seen & STATE {
-                HELD if self.outside.nap(&self.word, seen) => self.outside.wanted(),
-                HELD => {}
-                MOVING => self.outside.sleep(&self.word, seen, None),
+                HELD | MOVING => self.stay_outside(seen, &mut wait),
                 _ => return,
             }
         }
@@ -409,7 +433,9 @@ impl<O: Outside> Gate<O> {
                 OPEN => return true,
                 DRAINING | HELD => drop(self.open_from(seen)),
                 _ if self.outside.now() >= until => return false,
-                _ => self.outside.sleep(&self.word, seen, Some(until)),
+                _ => {
+                    self.outside.sleep(&self.word, seen, Some(until));
+                }
             }
         }
     }
@@ -434,6 +460,7 @@ mod tests {
     }
 
     impl Outside for Alone<'_> {
+        type Waiting = ();
         fn light(&self) {}
         fn heavy(&self) -> bool {
             self.has_barrier
@@ -441,8 +468,14 @@ mod tests {
         fn now(&self) -> u64 {
             self.now.get()
         }
-        fn sleep(&self, _: &AtomicU32, _: u32, _: Option<u64>) {
+        fn sleep(&self, _: &AtomicU32, _: u32, _: Option<u64>) -> bool {
             self.pause();
+            false
+        }
+        fn begin_to_wait(&self) {}
+        fn nap(&self, _: &mut ()) -> bool {
+            self.pause();
+            false
         }
         fn wake(&self, _: &AtomicU32) {}
         fn pause(&self) {
@@ -552,6 +585,7 @@ mod tests {
     static HELD: AtomicU32 = AtomicU32::new(0);
 
     impl Outside for Threads {
+        type Waiting = ();
         fn light(&self) {}
         fn heavy(&self) -> bool {
             true
@@ -559,9 +593,14 @@ mod tests {
         fn now(&self) -> u64 {
             1
         }
-        fn sleep(&self, _: &AtomicU32, _: u32, _: Option<u64>) {
+        fn sleep(&self, _: &AtomicU32, _: u32, _: Option<u64>) -> bool {
             HELD.fetch_add(1, Ordering::SeqCst);
             std::thread::yield_now();
+            false
+        }
+        fn begin_to_wait(&self) {}
+        fn nap(&self, _: &mut ()) -> bool {
+            unreachable!("nobody holds it")
         }
         fn wake(&self, _: &AtomicU32) {}
         fn pause(&self) {}
@@ -641,6 +680,7 @@ mod tests {
             asked: Cell<u32>,
         }
         impl Outside for Interrupted<'_> {
+            type Waiting = ();
             fn light(&self) {}
             fn heavy(&self) -> bool {
                 true
@@ -648,12 +688,14 @@ mod tests {
             fn now(&self) -> u64 {
                 self.alone.now()
             }
-            fn sleep(&self, word: &AtomicU32, value: u32, until: Option<u64>) {
-                self.alone.sleep(word, value, until);
+            fn sleep(&self, _: &AtomicU32, _: u32, _: Option<u64>) -> bool {
+                self.alone.pause();
+                self.alone.now() == 3
             }
             fn wake(&self, _: &AtomicU32) {}
             fn pause(&self) {}
-            fn nap(&self, _: &AtomicU32, _: u32) -> bool {
+            fn begin_to_wait(&self) {}
+            fn nap(&self, _: &mut ()) -> bool {
                 self.alone.pause();
                 self.alone.now() == 3
             }
@@ -661,21 +703,31 @@ mod tests {
                 self.asked.set(self.asked.get() + 1);
             }
         }
-        let open: Cell<Option<&dyn Fn()>> = Cell::new(None);
-        let meanwhile = |now: u64| {
-            if now == 5
-                && let Some(open) = open.take()
-            {
-                open();
+        // The third sleep is interrupted: while the gate is held, and while something moves first.
+        for held_from in [0, 4] {
+            let state: Cell<Option<&dyn Fn(u64)>> = Cell::new(None);
+            let meanwhile = |now: u64| state.get().into_iter().for_each(|act| act(now));
+            let gate = Gate::new(Interrupted { alone: Alone::with(&meanwhile), asked: Cell::new(0) });
+            let draining = gate.drain([].into_iter(), 9).unwrap();
+            let moving = Cell::new(Some(gate.begin_to_move(draining).unwrap()));
+            let held = Cell::new(None);
+            let act = |now: u64| {
+                if now >= held_from
+                    && let Some(moving) = moving.take()
+                {
+                    held.set(Some(gate.hold(moving)));
+                }
+                if now == 6 {
+                    assert!(held.take().is_some_and(|held| gate.let_go(held)));
+                }
+            };
+            if held_from == 0 {
+                act(0);
             }
-        };
-        let gate = Gate::new(Interrupted { alone: Alone::with(&meanwhile), asked: Cell::new(0) });
-        let draining = gate.drain([].into_iter(), 9).unwrap();
-        let held = Cell::new(Some(gate.hold(gate.begin_to_move(draining).unwrap())));
-        let let_go = || assert!(held.take().is_some_and(|held| gate.let_go(held)));
-        open.set(Some(&let_go));
-        gate.wait_while_held();
-        assert_eq!((gate.outside.asked.get(), gate.outside.now()), (1, 5));
+            state.set(Some(&act));
+            gate.wait_while_held();
+            assert_eq!((gate.outside.asked.get(), gate.outside.now()), (1, 6), "held from {held_from}");
+        }
     }
 }
 
@@ -692,6 +744,7 @@ mod models {
     }
 
     impl Outside for World {
+        type Waiting = ();
         // A barrier on all threads lies between some two steps of each, which includes that between its store and its look.
         fn light(&self) {
             if self.has_barriers {
@@ -705,8 +758,14 @@ mod models {
         fn now(&self) -> u64 {
             1
         }
-        fn sleep(&self, _: &AtomicU32, _: u32, _: Option<u64>) {
+        fn sleep(&self, _: &AtomicU32, _: u32, _: Option<u64>) -> bool {
             thread::yield_now();
+            false
+        }
+        fn begin_to_wait(&self) {}
+        fn nap(&self, _: &mut ()) -> bool {
+            thread::yield_now();
+            false
         }
         fn wake(&self, _: &AtomicU32) {}
         fn pause(&self) {

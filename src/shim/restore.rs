@@ -5,6 +5,7 @@
 //! call and a line, and at the end it is told how much did.
 
 use crate::backing::open::{self, Opened};
+use crate::checkpoint;
 use crate::checkpoint::blocks::{self, GUESSED, OWN};
 use crate::gate;
 use crate::image::Shuttle;
@@ -72,8 +73,12 @@ pub fn by_order(driver: &'static Driver) -> Result<u64, Unrestored> {
     };
     let opened = open::opened()
         .ok_or_else(|| failed(format!("nothing comes back from {from}: the program has no block of the pool yet")))?;
-    let pairs =
-        paired(opened, &source.reader).map_err(|why| failed(format!("nothing comes back from {from}: {why}")))?;
+    // Not while the program is stopped for an image, when copies of its memory are being made room for.
+    let pairs = {
+        let _inside = gate::enter_by_hand();
+        paired(opened, &source.reader)
+    };
+    let pairs = pairs.map_err(|why| failed(format!("nothing comes back from {from}: {why}")))?;
     source.is_ordered = true;
     let begun = Instant::now();
     let mut loaded = 0;
@@ -112,6 +117,7 @@ pub fn by_order(driver: &'static Driver) -> Result<u64, Unrestored> {
 /// Which block gets the bytes of which block of the image.
 fn paired(opened: &Opened, reader: &Reader) -> Result<Vec<(Block, u64)>, String> {
     let mut blocks: Vec<Block> = opened.pool.stretches().into_iter().map(|(block, _)| block).collect();
+    blocks.retain(|block| !checkpoint::is_copy(block));
     blocks.sort_by_key(|block| block.id);
     let mut stored: Vec<&About> = reader.manifest().blocks.iter().map(|block| &block.about).collect();
     stored.retain(|about| about.id < OWN);

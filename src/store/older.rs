@@ -5,6 +5,10 @@
 //! that names another generation. Then no generation could be removed without reading all others, and one damaged or lost folder would
 //! take its successors along.
 //!
+//! **What is damaged does not stay so.** A part that never changes would be read by nobody until it is needed, and its damage would be in every image by
+//! then. So each generation reads those whose turn it is, as many as that all had theirs before the last image without the damage is removed
+//! ([`Older::is_right`]); what is not as it was is written anew.
+//!
 //! A part is the same where its length and the 128 bits of its XXH3 are, wherever it lay. Nothing else is asked: who wrote to memory since is not known
 //! for certain of any program, as kernels follow pointers.
 
@@ -14,10 +18,11 @@ use rustix::io::Errno;
 
 use crate::PART;
 use crate::buffer::{Buffer, padded};
-use crate::codec::Codec;
+use crate::codec::{Codec, Decoder};
 use crate::disk::Folder;
 use crate::error::{Error, Result};
 use crate::manifest::{Block, Data, Digest, Manifest, Part};
+use crate::reader::fetch;
 use crate::store::Store;
 
 /// Numbers of older files in [`Part::file`] begin here while a generation is being written.
@@ -25,16 +30,35 @@ const FIRST: u64 = 1 << 32;
 /// A file of which less than one over this is still in use is not kept for that; neither are the smallest of more files than [`MOST`]. What is in use of them is copied.
 const USED: u64 = 2;
 const MOST: usize = 64;
+/// In how many generations every part has its turn to be read, where no older ones are removed.
+const ROUND: u64 = 8;
 
 /// What lies in files that were written before.
 pub struct Older {
     files: Vec<Data>,
     parts: HashMap<(Digest, u64), Part>,
+    /// Of so many generations, whose turn it is in this one.
+    round: u64,
+    turn: u64,
+}
+
+/// What a thread reads a part with.
+pub struct Scratch {
+    stored: Buffer,
+    whole: Buffer,
+    decoder: Decoder,
+}
+
+impl Scratch {
+    pub fn new() -> std::result::Result<Self, Errno> {
+        Ok(Self { stored: Buffer::new(PART)?, whole: Buffer::new(PART)?, decoder: Decoder::new()? })
+    }
 }
 
 impl Older {
-    /// Of the newest generation that is whole, where the file system can give files a second name. Names are made in `unfinished`.
-    pub fn of(store: &Store, unfinished: &Folder) -> Result<Option<Self>> {
+    /// Of the newest generation that is whole, where the file system can give files a second name. Names are made in `unfinished`, which becomes
+    /// generation `number` of which `keep` are left.
+    pub fn of(store: &Store, unfinished: &Folder, number: u64, keep: Option<usize>) -> Result<Option<Self>> {
         let newest = store.generations()?.into_iter().find_map(|generation| store.manifest(generation).ok());
         let Some((folder, manifest)) = newest else { return Ok(None) };
         let Manifest { generation, files, blocks, .. } = manifest;
@@ -57,7 +81,21 @@ impl Older {
                 parts.insert((digest, part.bytes), Part { file, ..part });
             }
         }
-        Ok(Some(Self { files: kept, parts }))
+        let round = keep.map_or(ROUND, |keep| keep.max(1) as u64);
+        Ok(Some(Self { files: kept, parts, round, turn: number % round }))
+    }
+
+    /// Whether a part of this hash is read in this generation.
+    pub fn has_its_turn(&self, digest: Digest) -> bool {
+        digest.lower % self.round == self.turn
+    }
+
+    /// Whether a part that was found holds these bytes still.
+    pub fn is_right(&self, part: &Part, bytes: &[u8], unfinished: &Folder, scratch: &mut Scratch) -> bool {
+        let Scratch { stored, whole, decoder } = scratch;
+        let out = &mut whole[..bytes.len()];
+        let file = self.files.get(index(part.file)).map(|file| unfinished.open(&file.name, true));
+        matches!(file, Some(Ok(file)) if fetch(&file, part, out, stored, decoder).is_ok()) && *out == *bytes
     }
 
     /// A part with these bytes, stored already.

@@ -229,32 +229,17 @@ impl Reader {
     ) -> Result<()> {
         let file = usize::try_from(part.file).ok().and_then(|file| self.files.get(file));
         let file = file.ok_or_else(|| Error::damaged(&self.path, "a part lies in a file that is not listed"))?;
-        let wrong = |expected: String, found: String| Error::Part {
-            path: file.path().to_owned(),
-            block: block.id,
-            address: block.address,
-            offset: part.offset,
-            expected,
-            found,
-        };
-        let stored = usize::try_from(part.stored).unwrap_or(0);
-        let room = padded(stored);
-        let is_aligned = out.as_ptr().addr().is_multiple_of(ALIGNMENT);
-        if part.codec == Codec::None && room == out.len() && is_aligned {
-            file.read(out, part.at)?;
-        } else {
-            let buffer = &mut buffer[..room];
-            file.read(buffer, part.at)?;
-            if let Some(at) = buffer[stored..].iter().position(|byte| *byte != 0) {
-                let at = part.at + (stored + at) as u64;
-                return Err(wrong("zeros behind its bytes".to_owned(), format!("others, at byte {at} of the file")));
-            }
-            decoder
-                .decode(part.codec, &buffer[..stored], out)
-                .map_err(|what| wrong(format!("{} bytes by {}", out.len(), part.codec.word()), what))?;
-        }
-        let found = Word(hash(out));
-        if found == part.word { Ok(()) } else { Err(wrong(format!("XXH3-64 {}", part.word), found.to_string())) }
+        fetch(file, part, out, buffer, decoder).map_err(|unfit| match unfit {
+            Unfit::Unread(error) => error,
+            Unfit::Wrong { expected, found } => Error::Part {
+                path: file.path().to_owned(),
+                block: block.id,
+                address: block.address,
+                offset: part.offset,
+                expected,
+                found,
+            },
+        })
     }
 
     /// Reads every part. What is wrong, in the order of blocks and offsets; and how many bytes of memory were compared.
@@ -289,6 +274,45 @@ impl Reader {
         wrong.sort_by_key(|(number, _)| *number);
         (wrong.into_iter().map(|(_, error)| error).collect(), self.manifest.bytes)
     }
+}
+
+/// What is wrong with a part.
+pub(crate) enum Unfit {
+    /// It cannot be read.
+    Unread(Error),
+    Wrong {
+        expected: String,
+        found: String,
+    },
+}
+
+/// Reads a whole part that lies in this file, and compares it with its hash. The buffer is of [`PART`] bytes.
+pub(crate) fn fetch(
+    file: &File,
+    part: &Part,
+    out: &mut [u8],
+    buffer: &mut Buffer,
+    decoder: &mut Decoder,
+) -> std::result::Result<(), Unfit> {
+    let wrong = |expected: String, found: String| Unfit::Wrong { expected, found };
+    let stored = usize::try_from(part.stored).unwrap_or(0);
+    let room = padded(stored);
+    let is_aligned = out.as_ptr().addr().is_multiple_of(ALIGNMENT);
+    if part.codec == Codec::None && room == out.len() && is_aligned {
+        file.read(out, part.at).map_err(Unfit::Unread)?;
+    } else {
+        let buffer = &mut buffer[..room];
+        file.read(buffer, part.at).map_err(Unfit::Unread)?;
+        if let Some(at) = buffer[stored..].iter().position(|byte| *byte != 0) {
+            let at = part.at + (stored + at) as u64;
+            return Err(wrong("zeros behind its bytes".to_owned(), format!("others, at byte {at} of the file")));
+        }
+        decoder
+            .decode(part.codec, &buffer[..stored], out)
+            .map_err(|what| wrong(format!("{} bytes by {}", out.len(), part.codec.word()), what))?;
+    }
+    let found = Word(hash(out));
+    if found == part.word { Ok(()) } else { Err(wrong(format!("XXH3-64 {}", part.word), found.to_string())) }
 }
 
 /// Repeats a word, from the byte `from` of its repetitions on.

@@ -19,8 +19,8 @@ use crate::buffer::{ALIGNMENT, Buffer, padded};
 use crate::codec::{Codec, Costs, Encoder, Speed, choose, output_for};
 use crate::disk::{Disk, File, Folder};
 use crate::error::{Error, Result};
-use crate::manifest::{About, Block, DIGESTED, Data, Manifest, Meta, Part, Word, digest, hash};
-use crate::older::Older;
+use crate::manifest::{About, Block, DIGESTED, Data, Digest, Manifest, Meta, Part, Word, digest, hash};
+use crate::older::{Older, Scratch};
 use crate::signals;
 use crate::store::{Lock, Store, unfinished_name_of};
 
@@ -45,7 +45,8 @@ pub struct Options {
     pub expected: u64,
     /// How many whole generations are left when this one is, itself among them; older ones are removed then. `None`: all.
     pub keep: Option<usize>,
-    /// Whether parts that are the same in the newest whole generation are not written again, where the file system can give a file a second name. How much
+    /// Whether parts that are the same in the newest whole generation are not written again, where the file system can give a file a second name. Of these
+    /// every `keep`-th (every eighth where all generations are left) is read and compared, so that each is within so many generations. How much
     /// will be written is not known before then, and `expected` is not looked at where there is such a generation.
     pub reuse: bool,
 }
@@ -62,9 +63,11 @@ impl Options {
     }
 
     /// The most memory that a writer takes for itself, in bytes: for each thread two buffers for what comes in, one for what goes
-    /// out, one for planes, and the compressor's tables. Of what is handed over by [`Writer::submit`] it keeps that.
+    /// out, one for planes, and the compressor's tables; two for what is read again of older generations. Of what is handed over by [`Writer::submit`] it
+    /// keeps that.
     pub fn memory(&self) -> usize {
-        self.threads() * (4 * PART + ASIDE)
+        let again = if self.reuse { 2 * PART } else { 0 };
+        self.threads() * (4 * PART + again + ASIDE)
     }
 }
 
@@ -283,12 +286,16 @@ struct Worker {
     parts: Vec<(Key, Part)>,
     /// Bytes that lie in older files.
     unchanged: u64,
+    /// Bytes that were damaged there.
+    damaged: u64,
+    scratch: Option<Scratch>,
 }
 
 /// What a thread leaves.
 struct Done {
     data: Option<Data>,
     unchanged: u64,
+    damaged: u64,
     parts: Vec<(Key, Part)>,
 }
 
@@ -321,15 +328,35 @@ impl Worker {
             }
             None => None,
         };
-        Ok(Done { data, unchanged: self.unchanged, parts: self.parts })
+        Ok(Done { data, unchanged: self.unchanged, damaged: self.damaged, parts: self.parts })
+    }
+
+    /// The part of an older file that holds these bytes.
+    fn known(&mut self, digest: Digest, source: &[u8]) -> Result<Option<Part>> {
+        let Some(older) = &self.shared.older else { return Ok(None) };
+        let Some(part) = older.find(digest, source.len() as u64) else { return Ok(None) };
+        if older.has_its_turn(digest) {
+            let scratch = match &mut self.scratch {
+                Some(scratch) => scratch,
+                None => {
+                    let path = self.shared.unfinished.path();
+                    let made = Scratch::new().map_err(|errno| Error::io(path, "have memory to read", errno))?;
+                    self.scratch.insert(made)
+                }
+            };
+            if !older.is_right(&part, source, &self.shared.unfinished, scratch) {
+                self.damaged += part.bytes;
+                return Ok(None);
+            }
+        }
+        self.unchanged += part.bytes;
+        Ok(Some(part))
     }
 
     fn store(&mut self, offset: u64, source: &[u8]) -> Result<Part> {
         let (word, upper) = if self.shared.options.reuse && source.len() >= DIGESTED {
             let digest = digest(source);
-            let known = self.shared.older.as_ref().and_then(|older| older.find(digest, source.len() as u64));
-            if let Some(part) = known {
-                self.unchanged += part.bytes;
+            if let Some(part) = self.known(digest, source)? {
                 return Ok(Part { offset, ..part });
             }
             (digest.lower, digest.upper)
@@ -453,6 +480,8 @@ pub struct Written {
     pub fresh: u64,
     /// Bytes of blocks that were not written again.
     pub unchanged: u64,
+    /// Bytes of blocks that had not changed, and were written again as what there was of them was damaged. Older generations have that still.
+    pub damaged: u64,
     /// Why older generations that were to be removed are still there.
     pub not_removed: Option<Error>,
     store: Store,
@@ -491,7 +520,11 @@ impl Writer {
             let _ = store.folder.remove_folder(&unfinished_name_of(generation));
             error
         };
-        let older = if options.reuse { Older::of(&store, &unfinished).map_err(give_up)? } else { None };
+        let older = if options.reuse {
+            Older::of(&store, &unfinished, generation, options.keep).map_err(give_up)?
+        } else {
+            None
+        };
         if options.expected > 0 && older.is_none() {
             // The manifest, and the end of each part.
             let needed = options.expected.saturating_add(options.expected / 512).saturating_add(1 << 20);
@@ -538,7 +571,7 @@ impl Writer {
         let (file, end, parts) = (None, 0, Vec::new());
         let encoder = Encoder::new(&shared.costs).map_err(no_memory)?;
         let out = Buffer::new(output_for(PART)).map_err(no_memory)?;
-        let worker = Worker { shared, number, file, end, encoder, out, parts, unchanged: 0 };
+        let worker = Worker { shared, number, file, end, encoder, out, parts, unchanged: 0, damaged: 0, scratch: None };
         let body = move || {
             let shared = Arc::clone(&worker.shared);
             // Who waits for room in the queue would wait for ever.
@@ -649,7 +682,7 @@ impl Writer {
     /// # Errors
     /// A block was not handed over whole, or twice; or writing failed. The generation is not there then, and the older ones are.
     pub fn finish(mut self) -> Result<Written> {
-        let manifest = self.gather()?;
+        let (manifest, damaged) = self.gather()?;
         let (Some(store), Some(lock)) = (self.store.take(), self.lock.take()) else {
             return Err(Error::misuse("finished twice"));
         };
@@ -664,16 +697,16 @@ impl Writer {
         let not_removed = self.shared.options.keep.and_then(|keep| store.keep(keep.max(1)).err());
         let fresh = manifest.fresh();
         let Manifest { generation, bytes, stored, unchanged, .. } = manifest;
-        Ok(Written { generation, bytes, stored, fresh, unchanged, not_removed, store, _lock: lock })
+        Ok(Written { generation, bytes, stored, fresh, unchanged, damaged, not_removed, store, _lock: lock })
     }
 
-    /// Ends the threads and puts together what they stored.
-    fn gather(&mut self) -> Result<Manifest> {
+    /// Ends the threads and puts together what they stored; and how much of what was stored before was damaged.
+    fn gather(&mut self) -> Result<(Manifest, u64)> {
         let done = self.close();
         let list = std::mem::take(&mut *self.blocks.lock()).list;
         let mut blocks: Vec<Block> = list.into_iter().map(|about| Block { about, parts: Vec::new() }).collect();
         let mut files = Vec::new();
-        let mut unchanged = 0;
+        let (mut unchanged, mut damaged) = (0, 0);
         let mut failed = self.shared.state.lock().failed.clone();
         for done in done {
             let Some(done) = done else {
@@ -683,6 +716,7 @@ impl Writer {
             let file = files.len() as u64;
             files.extend(done.data);
             unchanged += done.unchanged;
+            damaged += done.damaged;
             for (key, part) in done.parts {
                 let file = if part.codec == Codec::Fill { 0 } else { part.file.max(file) };
                 if let Some(block) = blocks.get_mut(key.0 as usize) {
@@ -715,7 +749,7 @@ impl Writer {
             signals::aside(settle)
                 .unwrap_or_else(|| Err(Error::io(shared.unfinished.path(), "start a thread to write", Errno::AGAIN)))?;
         }
-        Ok(Manifest {
+        let manifest = Manifest {
             generation: self.generation,
             written: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             meta: std::mem::take(&mut self.meta),
@@ -724,7 +758,8 @@ impl Writer {
             unchanged,
             files,
             blocks,
-        })
+        };
+        Ok((manifest, damaged))
     }
 
     /// Lets the threads end when nothing is left to do, and waits for them.

@@ -211,6 +211,8 @@ pub struct Stored {
     pub fresh: u64,
     /// Bytes of memory that were the same in the image before, and were not written again.
     pub unchanged: u64,
+    /// Bytes of memory that were the same, and were written again as what the image before had of them was damaged.
+    pub damaged: u64,
     /// Bytes of the program's own memory that are not in it.
     pub left_out: u64,
     /// Bytes that the program waited for the disk for.
@@ -223,7 +225,7 @@ pub struct Stored {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct StoredBytes([U64; 9]);
+struct StoredBytes([U64; 10]);
 
 /// A path is behind it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -401,9 +403,10 @@ impl Reply {
                 answer(0, [*moved, *stayed, *microseconds, *waited], &[])
             }
             Self::Stored(image) => {
-                let Stored { generation, bytes, stored, fresh, unchanged, left_out, in_stop, .. } = *image;
+                let Stored { generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, .. } = *image;
                 let Stored { stopped_microseconds: stopped, microseconds, .. } = *image;
-                let numbers = [generation, bytes, stored, fresh, unchanged, left_out, in_stop, stopped, microseconds];
+                let numbers =
+                    [generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, stopped, microseconds];
                 message::encode(STORED, StoredBytes(numbers.map(U64::from)).as_bytes())
             }
             Self::Refused { why } => answer(1, [0; 4], cut(why)),
@@ -457,7 +460,8 @@ impl Reply {
             (STORED, body) => {
                 let StoredBytes(numbers) = StoredBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
                 let numbers = numbers.map(U64::get);
-                let [generation, bytes, stored, fresh, unchanged, left_out, in_stop, stopped, microseconds] = numbers;
+                let [generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, stopped, microseconds] =
+                    numbers;
                 let stopped_microseconds = stopped;
                 Ok(Self::Stored(Stored {
                     generation,
@@ -465,6 +469,7 @@ impl Reply {
                     stored,
                     fresh,
                     unchanged,
+                    damaged,
                     left_out,
                     in_stop,
                     stopped_microseconds,

@@ -17,6 +17,7 @@ mod pages;
 mod routes;
 mod run;
 mod running;
+mod traced;
 
 pub use artifacts::{artifact_folder, driver_folder, driver_folder_with_nvml, library, repository};
 pub use compile::{Build, program};
@@ -26,3 +27,4 @@ pub use pages::{at_work, folder_of_pages, goes_on, page_of, pages};
 pub use routes::{Route, hooks};
 pub use run::{Driver, Run};
 pub use running::Running;
+pub use traced::Traced;

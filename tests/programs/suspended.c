@@ -5,6 +5,7 @@
  *   rounds           how often all of them have done so
  *   wrong            words that were not what they were
  *   signal           a signal for the first of them, which has a handler; handled: how often that ran
+ *   thread           the number that the first of them has with the system
  *   spin             a kernel that waits for the host, submitted by another thread; release: it ends
  *   fork             a child that answers the driver's version, and ends
  *   allocate MIB     by another thread; allocated: whether it has
@@ -49,6 +50,7 @@ static inline void fail_with(int code)
 #include <signal.h>
 #include <stdlib.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -57,7 +59,7 @@ enum { MOST = 16, KINDS = 5 };
 static const size_t sizes[KINDS] = {24 * MIB, 6 * MIB, 2 * MIB, 40 << 10, 8 * MIB};
 static pthread_t workers[MOST];
 static int working;
-static atomic_int ends, handled, is_allocated, running, has_left;
+static atomic_int ends, handled, first, is_allocated, running, has_left;
 static atomic_long rounds, wrong;
 
 static void on_signal(int number)
@@ -82,6 +84,8 @@ static CUdeviceptr memory_of(int kind, int device, uint64_t *handle)
 static void *work(void *argument)
 {
     int number = (int)(uintptr_t)argument, gpus = 0;
+    if (number == 0)
+        atomic_store(&first, (int)syscall(SYS_gettid));
     CUdeviceptr blocks[KINDS];
     uint64_t handle = 0;
     CHECK(cuDeviceGetCount(&gpus));
@@ -291,6 +295,8 @@ int main(void)
         } else if (strcmp(line, "signal") == 0) {
             REQUIRE(pthread_kill(workers[0], SIGUSR1) == 0);
             puts("sent");
+        } else if (strcmp(line, "thread") == 0) {
+            printf("%d\n", atomic_load(&first));
         } else if (strcmp(line, "handled") == 0) {
             printf("%d\n", atomic_load(&handled));
         } else if (strcmp(line, "spin") == 0) {

@@ -217,6 +217,37 @@ fn a_call_of_the_driver_that_fails_on_the_way_there_or_back_loses_nothing() {
     ends_well(program);
 }
 
+/// The most memory that it had at once since it was asked to count anew, and what it has now.
+fn most(program: &Running) -> (u64, u64) {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
+    let of = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_suffix(" kB")).unwrap();
+        line.parse::<u64>().unwrap() << 10
+    };
+    (of("VmHWM:"), of("VmRSS:"))
+}
+
+#[test]
+fn what_goes_from_plain_memory_to_other_memory_of_the_host_is_there_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("machine");
+    let mut program = suspended("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    at_work(&mut program, 16);
+    let bytes = suspend(&program);
+    assert!(bytes >= 16 * 32 * MIB, "{bytes}");
+    let mut other = Run::program("suspended").sim("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    assert_eq!(other.ask("keep 900"), "kept");
+    std::fs::write(format!("/proc/{}/clear_refs", program.pid()), "5").unwrap();
+    let (_, before) = most(&program);
+    let back = told(&program, "resume");
+    let (most, _) = most(&program);
+    assert!(back["stayed_bytes"].as_u64() >= Some(300 * MIB) && back["error"].is_null(), "{back}");
+    assert!(most < before + 200 * MIB, "{} MiB more than the {} MiB before", (most - before) / MIB, before / MIB);
+    goes_on(&mut program);
+    assert_eq!(other.ask("drop"), "freed");
+    ends_well(program);
+}
+
 /// Another program has taken the GPU meanwhile.
 #[test]
 fn what_has_no_room_on_its_gpu_any_more_lies_far_and_is_right() {

@@ -1,6 +1,6 @@
 //! Memory that finds no room on its GPU when a program is resumed comes back later.
 
-use super::{MIB, page, suspended, told};
+use super::{MIB, ends_well, page, suspended, told};
 use gpupool_metrics::Snapshot;
 use harness::{Run, Running, eventually};
 
@@ -56,4 +56,30 @@ fn what_a_drain_kept_from_coming_back_comes_back_behind_it() {
     assert!(program.gpupool(&format!("undrain {gpu}")).status.success());
     eventually("memory that is back", || page(&program).filter(|page| on(page, 0) >= 64 * MIB));
     is_right(&mut program);
+}
+
+/// What a resumed program has on another GPU is far, as if it had been allocated there, and so is what lies there while it is suspended.
+#[test]
+fn what_left_a_gpu_and_came_to_another_one_counts_as_far() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("machine");
+    let mut program = suspended("2x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    assert_eq!(program.ask("keep 300"), "kept");
+    let far = |page: &Snapshot| page.levels.residence.on_peers + page.levels.residence.on_host;
+    assert_eq!(page(&program).map(|page| far(&page)), Some(0));
+    told(&program, "suspend --to peers");
+    let away = |page: &Snapshot| page.levels.residence.on_peers >= 300 * MIB;
+    eventually("memory on the other GPU", || page(&program).filter(away));
+    told(&program, "resume");
+    eventually("all of it near", || page(&program).filter(|page| far(page) == 0));
+
+    told(&program, "suspend --to host");
+    let run = Run::program("suspended").sim("2x1GiB").env("SIMCUDA_MACHINE", &machine);
+    let mut other = run.env("CUDA_VISIBLE_DEVICES", "0").start(None);
+    assert_eq!(other.ask("keep 900"), "kept");
+    assert!(told(&program, "resume")["error"].is_null());
+    eventually("memory on the other GPU", || page(&program).filter(|page| page.levels.residence.on_peers >= 200 * MIB));
+    assert_eq!(other.ask("drop"), "freed");
+    is_right(&mut program);
+    ends_well(program);
 }

@@ -3,7 +3,7 @@
 
 use super::{Published, drains, last, page_path, set};
 use crate::checkpoint::{self, Asked};
-use crate::gate::Disturbed;
+use crate::gate::{self, Disturbed};
 use crate::guard;
 use crate::recall::give;
 use crate::serve::ipc::Own;
@@ -128,6 +128,10 @@ fn begin_image(asked: Asked, deadline: Instant, together: bool, socket: Socket<O
         };
         // What panics has said where. The end of the connection tells whoever asked.
         let Ok(taken) = catch_unwind(AssertUnwindSafe(take)) else { return };
+        // So does that of the process.
+        if taken.is_err() && gate::is_ending() {
+            return;
+        }
         say(socket, &taken.map_or_else(|why| Reply::Refused { why }, |done| Reply::Stored(stored(&done))).encode());
     };
     if let Err(error) = std::thread::Builder::new().name(THREAD.to_owned()).spawn(write) {
@@ -142,6 +146,7 @@ fn stored(done: &checkpoint::Done) -> Stored {
         stored: done.stored,
         fresh: done.fresh,
         unchanged: done.unchanged,
+        damaged: done.damaged,
         left_out: done.left_out,
         in_stop: done.in_stop,
         stopped_microseconds: done.stopped.as_micros() as u64,

@@ -13,7 +13,7 @@ mod shelter;
 
 use crate::backing::open::Opened;
 use crate::backing::{level, terms};
-use crate::gate::{Held, Limits};
+use crate::gate::{self, Held, Limits};
 use crate::image::{self, Failed, Shuttle};
 use crate::log;
 use crate::suspend::{self, Agreement};
@@ -23,6 +23,7 @@ use gpupool_cuda::Driver;
 use gpupool_events::ProgramCheckpoint;
 use gpupool_machine::dashed;
 use gpupool_store::{Key, Meta, Options, Writer, Written};
+pub use shelter::is_copy;
 use shelter::{Shelter, Sheltered};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -50,6 +51,8 @@ pub struct Done {
     pub fresh: u64,
     /// Of memory: the same as in the image before, and not written again.
     pub unchanged: u64,
+    /// Of memory: the same, but what the image before had of it was damaged, so it was written again.
+    pub damaged: u64,
     /// Bytes of the program's own that cannot be read, and are not in it.
     pub left_out: u64,
     /// Bytes for which there was no room elsewhere, so that the program waited until they were with the store.
@@ -61,6 +64,12 @@ pub struct Done {
 
 /// Threads that compress and write beside a program that needs its processors.
 const MOST_THREADS: usize = 8;
+
+/// How long the process's end waits for an image that is given up, and how often it looks: a disk may hang.
+const TO_GIVE_UP: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(5);
+/// Why no image was written of a process that ends.
+const ENDS: &str = "the process ends";
 
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 
@@ -79,6 +88,23 @@ impl Drop for Busy {
     }
 }
 
+/// The process ends: an image that is being written is given up, so that nothing of it is left in its folder.
+fn give_up_for_end() {
+    let until = Instant::now() + TO_GIVE_UP;
+    while IS_BUSY.load(Ordering::Acquire) && Instant::now() < until {
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// In the child of a fork: nobody writes an image of it.
+pub fn after_fork_in_child() {
+    IS_BUSY.store(false, Ordering::Relaxed);
+}
+
+fn unless_ending() -> Result<(), String> {
+    if gate::is_ending() { Err(ENDS.to_owned()) } else { Ok(()) }
+}
+
 /// Writes an image. The program's work is waited for until `deadline`, as long as that `is_wanted` and as there is an agreement to stop; what is begun then is
 /// finished. `progress` is told how many bytes of how many are with the store.
 ///
@@ -92,6 +118,7 @@ pub fn take(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
     let begun = Instant::now();
+    gate::at_end(give_up_for_end);
     let taken = Busy::begin()
         .ok_or_else(|| "an image of it is being written already".to_owned())
         .and_then(|busy| write(asked, deadline, is_wanted, agreement, progress, busy));
@@ -101,6 +128,17 @@ pub fn take(
             done = Done { took: begun.elapsed(), ..done };
             if let Some(error) = &written.not_removed {
                 say(&asked.folder, &format!("older generations could not be removed: {error}"));
+            }
+            if done.damaged > 0 {
+                say(
+                    &asked.folder,
+                    &format!(
+                        "{} of the image before were damaged on the disk, and are written anew; the older images have the damage still: gpupool store \
+                         verify {}",
+                        format_size(done.damaged),
+                        asked.folder.display()
+                    ),
+                );
             }
             if subject > 0 {
                 say(
@@ -114,6 +152,8 @@ pub fn take(
             log::emit(|| told(&asked.folder, &done));
             Ok(done)
         }
+        // Whoever asked hears that it ended, and that is no fault of the program's.
+        Err(why) if gate::is_ending() => Err(why),
         Err(why) => {
             say(&asked.folder, &format!("no image was written: {why}"));
             Err(why)
@@ -126,7 +166,7 @@ fn say(folder: &Path, what: &str) {
 }
 
 fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
-    let &Done { generation, bytes, stored, fresh, unchanged, left_out, in_stop, stopped, took } = done;
+    let &Done { generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, stopped, took } = done;
     let text = format!(
         "generation {generation} in {}: {} of memory, {} of it unchanged, {} on the disk, {} of that new; stopped for {:.3} s of {:.3}",
         folder.display(),
@@ -144,6 +184,7 @@ fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
         stored,
         fresh,
         unchanged,
+        damaged,
         left_out,
         in_stop,
         stopped_microseconds: stopped.as_micros() as u64,
@@ -185,15 +226,17 @@ fn write(
     let Stop { sheltered, mut shuttles, mut done, total } = stop?;
     let mut stored = done.in_stop;
     for batch in sheltered {
+        unless_ending()?;
         let (bytes, copier) = (batch.bytes(), batch.copier());
         let shuttle = shuttles.get_mut(&copier).ok_or(Failed::NoContext { gpu: copier.0 });
         shuttle.and_then(|shuttle| batch.write(shuttle, &writer)).map_err(|failed| failed.to_string())?;
         stored += bytes;
         progress(stored, total);
     }
+    unless_ending()?;
     let written = writer.finish().map_err(|error| error.to_string())?;
-    let Written { generation, bytes, stored, fresh, unchanged, .. } = written;
-    done = Done { generation, bytes, stored, fresh, unchanged, ..done };
+    let Written { generation, bytes, stored, fresh, unchanged, damaged, .. } = written;
+    done = Done { generation, bytes, stored, fresh, unchanged, damaged, ..done };
     Ok((written, done.left_out, done))
 }
 
@@ -232,6 +275,7 @@ fn stopped(
     let mut in_stop = 0;
     for span in shelter.take_all(&subject.spans, &keys) {
         let Some(shuttle) = shuttles.get_mut(&(span.gpu, span.owner)) else { continue };
+        unless_ending()?;
         let saved = shuttle.save(writer, keys[span.block], span.offset, span.address, span.bytes);
         saved.map_err(|failed| failed.to_string())?;
         in_stop += span.bytes;

@@ -9,9 +9,19 @@ use crate::image::{Failed, Shuttle};
 use gpupool_cuda::Driver;
 use gpupool_pool::{Block, Free, Mover, Place, Request, Transfer};
 use gpupool_store::{Key, PART, Writer};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
 
 /// What has one piece of room: enough that a request and the copies are cheap, and little enough that there is often room for one more.
 const BATCH: u64 = 256 << 20;
+
+/// The numbers of blocks that copies lie in now, each known before the program that was stopped for it goes on.
+static ROOMS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+/// Whether this block is no memory of the program's, but a copy of some for an image.
+pub fn is_copy(block: &Block) -> bool {
+    ROOMS.lock().contains(&block.id)
+}
 
 /// Where copies of spans go.
 pub struct Shelter {
@@ -55,6 +65,7 @@ impl Shelter {
         let &Span { owner, gpu, .. } = batch.first()?;
         let bytes = batch.iter().map(|span| span.bytes).sum();
         let room = self.room(owner, gpu, bytes)?;
+        ROOMS.lock().insert(room.id);
         let mut at = room.address;
         let mut transfers = Vec::new();
         let mut copies = Vec::new();
@@ -138,5 +149,6 @@ impl Drop for Sheltered {
     fn drop(&mut self) {
         // Whoever copied has waited for it. Waiting for the program's work as well would take as long as its longest kernel.
         let _ = self.opened.pool.free(self.room.address, Free::Lazy);
+        ROOMS.lock().remove(&self.room.id);
     }
 }

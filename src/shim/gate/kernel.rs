@@ -16,6 +16,8 @@ const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
 /// How long one who waits at a held gate sleeps between two looks. A program that is resumed goes on so much later at most.
 const NAP: Duration = Duration::from_millis(20);
+/// In how many naps one looks at Python's frames: they change for nobody who waits, but may not be readable while another thread comes or goes.
+const NAPS_TO_LOOK: u32 = 50;
 /// One who waits there was interrupted.
 pub static WANTED: AtomicBool = AtomicBool::new(false);
 
@@ -76,7 +78,61 @@ pub fn sleep_for(duration: Duration) {
     Kernel.sleep(&NOBODY, 0, Some(after(duration)));
 }
 
+/// Whether a call of the system answered that a handler of a signal ran.
+fn was_interrupted(answer: libc::c_long) -> bool {
+    // SAFETY: it is this thread's error number.
+    answer != 0 && unsafe { *libc::__errno_location() } == libc::EINTR
+}
+
+/// A sleep that is begun anew in any case.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// The signals that wait between two naps: all but those that a fault raises, which end the process where they are blocked, and the C library's own two,
+/// for which other threads wait (`setuid`, `pthread_cancel`).
+const HELD_BACK: u64 = {
+    let faults =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT, 32, 33];
+    let (mut set, mut at) = (u64::MAX, 0);
+    while at < faults.len() {
+        set &= !(1 << (faults[at] - 1));
+        at += 1;
+    }
+    set
+};
+
+/// A thread at a held gate. Its signals wait but for the length of a nap: the program's handlers run there alone, with the signals blocked that the
+/// program has blocked, and the answer says that one ran. Between two naps, and where the time of one is over while the processor is another's, nobody
+/// would know.
+///
+/// A signal that is not for one thread may be handled by another one meanwhile, if that is the only one that takes it; so nothing long happens between.
+pub struct Waiting {
+    /// What the thread had blocked, as the system has it.
+    before: u64,
+    naps: u32,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        set_blocked(libc::SIG_SETMASK, self.before);
+    }
+}
+
+fn block(signals: u64) -> u64 {
+    set_blocked(libc::SIG_BLOCK, signals)
+}
+
+/// By number as well: the C library's function is one that others interpose. What was blocked before.
+fn set_blocked(how: libc::c_int, signals: u64) -> u64 {
+    let mut before = 0_u64;
+    let (set, was) = (&raw const signals, &raw mut before);
+    // SAFETY: both sets are locals, of the size that is told, which is the system's.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, was, size_of::<u64>()) };
+    before
+}
+
 impl Outside for Kernel {
+    type Waiting = Waiting;
+
     #[inline(always)]
     fn light(&self) {
         compiler_fence(Ordering::SeqCst);
@@ -92,17 +148,19 @@ impl Outside for Kernel {
         now()
     }
 
-    fn sleep(&self, word: &AtomicU32, value: u32, until: Option<u64>) {
-        let time = until.map(|until| libc::timespec {
+    fn sleep(&self, word: &AtomicU32, value: u32, until: Option<u64>) -> bool {
+        // The system begins a sleep without an end anew behind a handler that was installed with `SA_RESTART`, and nobody hears of it.
+        let until = until.unwrap_or_else(|| after(LONG));
+        let time = libc::timespec {
             tv_sec: (until / 1_000_000_000) as libc::time_t,
             tv_nsec: (until % 1_000_000_000) as libc::c_long,
-        });
-        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        };
         const WAIT: libc::c_int = libc::FUTEX_WAIT_BITSET | libc::FUTEX_PRIVATE_FLAG;
         const ALL: libc::c_int = libc::FUTEX_BITSET_MATCH_ANY;
         let none = std::ptr::null::<u32>();
-        // SAFETY: the word outlives the call, and the time is a local or NULL. Whatever ends the sleep, the caller looks again.
-        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAIT, value, time, none, ALL) };
+        // SAFETY: the word outlives the call, and the time is a local. Whatever ends the sleep, the caller looks again.
+        let answer = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAIT, value, &raw const time, none, ALL) };
+        was_interrupted(answer)
     }
 
     fn wake(&self, word: &AtomicU32) {
@@ -115,22 +173,29 @@ impl Outside for Kernel {
         sleep_for(PAUSE);
     }
 
-    /// Not on the word: the system begins that sleep anew behind a handler that was installed with `SA_RESTART`, as most are.
-    fn nap(&self, _: &AtomicU32, _: u32) -> bool {
-        // Its handlers run long before the process's end begins, and whoever waits for that waits for them.
-        if is_main_thread() && !WANTED.load(Ordering::Relaxed) && gpupool_python::has_ended() {
-            return true;
+    fn begin_to_wait(&self) -> Waiting {
+        Waiting { before: block(HELD_BACK), naps: 0 }
+    }
+
+    /// Not on the word: no sleep on one takes the signals that may end it.
+    fn nap(&self, waiting: &mut Waiting) -> bool {
+        let looks = waiting.naps.is_multiple_of(NAPS_TO_LOOK);
+        waiting.naps = waiting.naps.wrapping_add(1);
+        if !WANTED.load(Ordering::Relaxed) {
+            // Its handlers run long before the process's end begins, and whoever waits for that waits for them.
+            if looks && is_main_thread() && gpupool_python::has_ended() {
+                return true;
+            }
+            if EVERYBODY_ASKS.load(Ordering::Acquire) {
+                return true;
+            }
         }
-        if EVERYBODY_ASKS.load(Ordering::Acquire) && !WANTED.load(Ordering::Relaxed) {
-            return true;
-        }
-        let time = libc::timespec { tv_sec: 0, tv_nsec: NAP.subsec_nanos().into() };
-        let none = std::ptr::null_mut::<libc::timespec>();
-        // SAFETY: the time is a local, and NULL asks for no answer about what was left of it.
-        let answer =
-            unsafe { libc::syscall(libc::SYS_clock_nanosleep, libc::CLOCK_MONOTONIC, 0, &raw const time, none) };
-        // SAFETY: it is this thread's error number.
-        answer != 0 && unsafe { *libc::__errno_location() } == libc::EINTR
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: NAP.subsec_nanos().into() };
+        let nothing = std::ptr::null_mut::<libc::pollfd>();
+        let set = &raw const waiting.before;
+        // SAFETY: no descriptor is named; the time and the set, of the size that is told, are locals.
+        let answer = unsafe { libc::syscall(libc::SYS_ppoll, nothing, 0, &raw mut time, set, size_of::<u64>()) };
+        was_interrupted(answer)
     }
 
     fn wanted(&self) {

@@ -426,8 +426,8 @@ const LONGEST: Duration = Duration::from_micros(200);
 /// The thread that has closed the gate; 0: none.
 static CLOSER: AtomicU32 = AtomicU32::new(0);
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
-/// What has to be done first where the process ends and the gate is held.
-static BEFORE_END: OnceBox<fn()> = OnceBox::new();
+/// What has to be done first where the process ends. No lock: the child of a fork may end while another thread of its parent had it.
+static BEFORE_END: [OnceBox<fn()>; 2] = [const { OnceBox::new() }; 2];
 /// How long the end of the process waits for what moves. A chunk takes a fraction of that.
 const END: Duration = Duration::from_secs(5);
 
@@ -452,9 +452,13 @@ pub fn hear_end_first() {
     }
 }
 
-/// Has this called where the process ends, before the gate is opened for that. A second one is ignored.
+/// Has this called where the process ends, before the gate is opened for that: once, however often it is said; behind what was said before.
 pub fn at_end(prepare: fn()) {
-    let _ = BEFORE_END.set(Box::new(prepare));
+    let is_there = |slot: &OnceBox<fn()>| {
+        slot.set(Box::new(prepare)).is_ok() || slot.get().is_some_and(|known| std::ptr::fn_addr_eq(*known, prepare))
+    };
+    let found = BEFORE_END.iter().any(is_there);
+    debug_assert!(found, "there are more than two");
 }
 
 extern "C" fn before_quick_exit(_: *mut c_void) {
@@ -469,7 +473,7 @@ extern "C" fn before_exit() {
 pub fn process_ends() {
     IS_ENDING.store(true, Ordering::SeqCst);
     fence(Ordering::SeqCst);
-    if let Some(prepare) = BEFORE_END.get() {
+    for prepare in BEFORE_END.iter().filter_map(OnceBox::get) {
         prepare();
     }
     if CLOSER.load(Ordering::Relaxed) != threads::id() {

@@ -42,6 +42,18 @@ impl Plain {
     pub fn start(&self) -> usize {
         self.mapped.next_multiple_of(LARGE_PAGE)
     }
+
+    /// Gives the pages of this part back, which is zero again from here on; of whole pages.
+    ///
+    /// # Safety
+    /// It is a part of this memory, and nobody needs what is in it.
+    pub unsafe fn give_back(&self, start: usize, bytes: u64) {
+        for done in (0..bytes).step_by(AT_ONCE) {
+            let length = (bytes - done).min(AT_ONCE as u64) as usize;
+            // SAFETY: the caller's. Where the system refuses, the pages go with the rest.
+            let _ = unsafe { libc::madvise((start + done as usize) as *mut libc::c_void, length, libc::MADV_DONTNEED) };
+        }
+    }
 }
 
 impl Drop for Plain {

@@ -2,6 +2,7 @@
 //! there is told about, with the place of the fork.
 
 use crate::agent;
+use crate::checkpoint;
 use crate::gate;
 use crate::guard;
 use crate::log::verdict;
@@ -31,6 +32,7 @@ pub(super) extern "C" fn in_child() {
     gate::after_fork_in_child();
     agent::after_fork_in_child();
     suspend::after_fork_in_child();
+    checkpoint::after_fork_in_child();
     ipc::after_fork_in_child();
     process::happened(Event::Forked);
 }

@@ -2,7 +2,8 @@
 //!
 //! Plain memory of large pages is made ten times as fast as the driver makes host memory (`image/crew.rs`), and it can be swapped out. What
 //! lies there is reached by no GPU, so it comes back before the program goes on, as from a disk. **All of it is copied before any of it leaves**:
-//! what fails meanwhile leaves everything where it was. Rejected: to keep the memory from one suspension to the next, which would make the
+//! what fails meanwhile leaves everything where it was. **On the way back** it goes to the system as soon as what it held has arrived ([`Kept::arrived`]), so
+//! that memory which has room only on the host then, as another program took its GPU, is there once and not twice. Rejected: to keep the memory from one suspension to the next, which would make the
 //! second one a fifth faster (45 GB/s and not 38), and would take as much of the host for as long as the program runs.
 
 use super::stored::{Range, Unread};
@@ -13,15 +14,19 @@ use crate::image::plain::Plain;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Transfer;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Memory that is kept.
 pub struct Kept {
     plain: Arc<Plain>,
-    /// By address, the bytes and where they are.
-    ranges: Arc<BTreeMap<u64, (u64, usize)>>,
+    ranges: Arc<Mutex<Ranges>>,
 }
+
+/// By address, the bytes and where they are.
+#[derive(Default)]
+struct Ranges(BTreeMap<u64, (u64, usize)>);
 
 impl Kept {
     /// Copies all of these. Nobody writes to them before they are back: the program is held. `heard` is told how many bytes are copied, and says
@@ -34,10 +39,10 @@ impl Kept {
         let plain = Plain::new(bytes)
             .map_err(|error| format!("the system has no memory of {} for it: {error}", format_size(bytes)))?;
         let mut at = plain.start();
-        let mut places = BTreeMap::new();
+        let mut places = Ranges::default();
         let mut of: BTreeMap<(u64, u32), Vec<Part>> = BTreeMap::new();
         for &Range { block, address, bytes } in ranges {
-            places.insert(address, (bytes, at));
+            places.0.insert(address, (bytes, at));
             of.entry((block.owner, block.home)).or_default().push(Part { address, host: at, bytes });
             at += bytes as usize;
         }
@@ -60,13 +65,25 @@ impl Kept {
         carried.map_err(|failed| {
             failed.map_or_else(|| "whoever asked for it has gone".to_owned(), |failed| failed.to_string())
         })?;
-        Ok(Self { plain: Arc::new(plain), ranges: Arc::new(places) })
+        Ok(Self { plain: Arc::new(plain), ranges: Arc::new(Mutex::new(places)) })
     }
 
     /// Whether what lies at this address is kept.
     pub fn has(&self, address: u64) -> bool {
-        let before = self.ranges.range(..=address).next_back();
-        before.is_some_and(|(start, (bytes, _))| address - start < *bytes)
+        self.ranges.lock().at(address).is_some()
+    }
+
+    /// The pool has these ranges, of a first and a last address, where GPUs reach them again: of what is kept of them, nothing is needed any more.
+    pub fn arrived(&self, there: impl Iterator<Item = (u64, u64)>) {
+        let mut gone = Vec::new();
+        {
+            let mut ranges = self.ranges.lock();
+            there.for_each(|(start, end)| ranges.take(start, end, &mut gone));
+        }
+        for (host, bytes) in gone {
+            // SAFETY: a part of this memory that was taken out of the list, by which alone it is found.
+            unsafe { self.plain.give_back(host, bytes) };
+        }
     }
 
     /// Has what is kept brought back for the length of `act`, as the pool asks for it; `act` is given what tells why that failed, if it did.
@@ -78,20 +95,18 @@ impl Kept {
 }
 
 /// Brings ranges of the pool's addresses to where they are wanted.
-fn loader(
-    driver: &'static Driver,
-    plain: Arc<Plain>,
-    ranges: Arc<BTreeMap<u64, (u64, usize)>>,
-    unread: Unread,
-) -> Load {
+fn loader(driver: &'static Driver, plain: Arc<Plain>, ranges: Arc<Mutex<Ranges>>, unread: Unread) -> Load {
     let mut crew: Option<(Crew, (u64, u32))> = None;
     Box::new(move |owner, gpu, transfers| {
         let mut load = || -> Result<(), String> {
-            let parts: Option<Vec<Part>> = transfers.iter().flat_map(|transfer| parts_of(&ranges, transfer)).collect();
+            let (parts, bytes) = {
+                let ranges = ranges.lock();
+                let parts = transfers.iter().flat_map(|transfer| ranges.parts_of(transfer));
+                (parts.collect::<Option<Vec<Part>>>(), ranges.bytes())
+            };
             let parts = parts.ok_or("some of it was not kept; this is a mistake of gpupool")?;
             if crew.as_ref().is_none_or(|(_, known)| *known != (owner, gpu)) {
                 crew = None;
-                let bytes = ranges.values().map(|(bytes, _)| bytes).sum();
                 let made = Crew::new(driver, owner, gpu, Way::Back, bytes, 1).map_err(|failed| failed.to_string())?;
                 crew = Some((made, (owner, gpu)));
             }
@@ -108,22 +123,78 @@ fn loader(
     })
 }
 
-/// Where the bytes of a transfer are; `None` for what is not kept.
-fn parts_of(ranges: &BTreeMap<u64, (u64, usize)>, transfer: &Transfer) -> Vec<Option<Part>> {
-    let &Transfer { from, to, bytes, .. } = transfer;
-    let mut parts = Vec::new();
-    let mut at = 0;
-    while at < bytes {
-        let found = ranges.range(..=from + at).next_back();
-        let found = found.filter(|(address, (length, _))| from + at < **address + length);
-        let Some((address, (length, host))) = found else {
-            parts.push(None);
-            break;
-        };
-        let offset = from + at - address;
-        let length = (length - offset).min(bytes - at);
-        parts.push(Some(Part { address: to + at, host: host + offset as usize, bytes: length }));
-        at += length;
+impl Ranges {
+    fn bytes(&self) -> u64 {
+        self.0.values().map(|(bytes, _)| bytes).sum()
     }
-    parts
+
+    /// Where the byte of this address is kept, and how many follow it there.
+    fn at(&self, address: u64) -> Option<(usize, u64)> {
+        let (start, &(bytes, host)) = self.0.range(..=address).next_back()?;
+        let offset = address - start;
+        (offset < bytes).then(|| (host + offset as usize, bytes - offset))
+    }
+
+    /// Where the bytes of a transfer are; `None` for what is not kept.
+    fn parts_of(&self, transfer: &Transfer) -> Vec<Option<Part>> {
+        let &Transfer { from, to, bytes, .. } = transfer;
+        let mut parts = Vec::new();
+        let mut done = 0;
+        while done < bytes {
+            let Some((host, follow)) = self.at(from + done) else {
+                parts.push(None);
+                break;
+            };
+            let length = follow.min(bytes - done);
+            parts.push(Some(Part { address: to + done, host, bytes: length }));
+            done += length;
+        }
+        parts
+    }
+
+    /// Takes out what there is from `start` on and before `end`, and adds where it was.
+    fn take(&mut self, start: u64, end: u64, taken: &mut Vec<(usize, u64)>) {
+        let first = self.0.range(..=start).next_back().map_or(start, |(address, _)| *address);
+        let touched: Vec<(u64, (u64, usize))> = self.0.range(first..end).map(|(at, what)| (*at, *what)).collect();
+        for (address, (bytes, host)) in touched {
+            let (from, to) = (start.max(address), end.min(address + bytes));
+            if from >= to {
+                continue;
+            }
+            self.0.remove(&address);
+            if address < from {
+                self.0.insert(address, (from - address, host));
+            }
+            if to < address + bytes {
+                self.0.insert(to, (address + bytes - to, host + (to - address) as usize));
+            }
+            taken.push((host + (from - address) as usize, to - from));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_arrived_is_found_no_more_and_all_that_is_around_it_still_is() {
+        let mut ranges = Ranges(BTreeMap::from([(100, (50, 1000)), (150, (50, 2000)), (300, (10, 3000))]));
+        let mut taken = Vec::new();
+        ranges.take(120, 160, &mut taken);
+        assert_eq!(taken, [(1020, 30), (2000, 10)]);
+        assert_eq!((ranges.at(119), ranges.at(120), ranges.at(159)), (Some((1019, 1)), None, None));
+        assert_eq!((ranges.at(160), ranges.bytes()), (Some((2010, 40)), 70));
+        let transfer = |from, bytes| Transfer { from, to: 7000, bytes, inward: true, stored: true };
+        assert!(ranges.parts_of(&transfer(110, 20)).contains(&None), "a part of it is gone");
+        let whole: Vec<_> =
+            ranges.parts_of(&transfer(170, 30)).into_iter().map(|part| part.map(|it| it.host)).collect();
+        assert_eq!(whole, [Some(2020)]);
+        // From before the first of them to behind the last, and once more.
+        for left in [0, 0] {
+            ranges.take(0, 1000, &mut taken);
+            assert_eq!(ranges.bytes(), left);
+        }
+        assert_eq!(taken.iter().map(|(_, bytes)| bytes).sum::<u64>(), 110);
+    }
 }

@@ -23,8 +23,8 @@ mod put;
 mod stored;
 pub mod vacate;
 
+use crate::backing::level;
 use crate::backing::open::{self, Opened};
-use crate::backing::{level, residence};
 use crate::gate::{self, Disturbed, Held, Limits};
 use crate::serve::handles::by_hand;
 use crate::serve::ipc;
@@ -338,7 +338,6 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     };
     let Done { moved, stayed, .. } = done;
     if stayed > 0 && is_suspended {
-        residence::is_far();
         tracing::warn!(
             target: "gpupool::memory", about = "suspend",
             "{} could not come back to its GPU when the program was resumed, because there is no room there; it lies far from where it is \

@@ -6,7 +6,7 @@ use super::kept::Kept;
 use super::put::Put;
 use super::stored::{Range, Stored, Unread};
 use crate::backing::open::Opened;
-use crate::backing::{host, terms};
+use crate::backing::{host, residence, terms};
 use crate::gate::{Closed, Held, Limits};
 use crate::serve::handles;
 use crate::tiers;
@@ -538,6 +538,8 @@ fn rearrange(opened: &Opened, driver: &'static Driver, held: &Held, wishes: &[Wi
         let stop = || held.stop(driver, &Limits::default()).ok().map(Quiet);
         match opened.pool.rearrange(wishes, stop) {
             Ok(done) => {
+                // Even what is cut short has moved something, to wherever there was room.
+                residence::is_far();
                 return match done.cut_short {
                     Some(error) => Err(in_words(&error)),
                     None => Ok(done.wishes.into_iter().sum()),
@@ -615,12 +617,12 @@ pub fn come_back(
     };
     let mut why = None;
     let back = put.reading(driver, |unread| {
-        let (mut moved, mut stayed) = bring_back(opened, driver, held, &parted, Some(unread), progress);
+        let (mut moved, mut stayed) = bring_back(opened, driver, held, &parted, Some((put, unread)), progress);
         let left = still_put(opened, &parted);
         if unread.why().is_none() && !left.is_empty() {
             // It was there before anybody said otherwise, and the program cannot go on without it.
             let _waived = terms::waive(left.iter().map(Parted::from));
-            let (came, _) = bring_back(opened, driver, held, &left, Some(unread), &mut |_, _| {});
+            let (came, _) = bring_back(opened, driver, held, &left, Some((put, unread)), &mut |_, _| {});
             moved += came;
             stayed = stayed.saturating_sub(came);
         }
@@ -686,10 +688,11 @@ pub fn bring_back(
     driver: &'static Driver,
     held: &Held,
     parted: &[Parted],
-    unread: Option<&Unread>,
+    put: Option<(&Put, &Unread)>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> (u64, u64) {
-    let is_unread = || unread.is_some_and(|unread| unread.why().is_some());
+    let is_unread = || put.is_some_and(|(_, unread)| unread.why().is_some());
+    let arrived = || put.into_iter().for_each(|(put, _)| put.look_what_arrived(opened));
     // A block that was freed meanwhile has nothing to come back.
     let parted = living(opened, parted.to_vec());
     let total = parted.iter().map(Parted::bytes).sum();
@@ -708,6 +711,7 @@ pub fn bring_back(
                 let kept = (anchored + shared).min(all);
                 *moved += all - kept;
                 *stayed += kept;
+                arrived();
             }
             Err(_) => {
                 for wish in wishes {
@@ -720,6 +724,7 @@ pub fn bring_back(
                         None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
                         _ => *stayed += wish.bytes,
                     }
+                    arrived();
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 use super::kept::Kept;
 use super::stored::{Stored, Unread};
+use crate::backing::open::Opened;
 use gpupool_cuda::Driver;
 use gpupool_pool::Place;
 
@@ -44,6 +45,14 @@ impl Put {
         match self {
             Self::Disk(stored) => stored.reading(driver, act),
             Self::Host(kept) => Ok(kept.reading(driver, act)),
+        }
+    }
+
+    /// What of it is where GPUs reach it again is needed no more, by the pool's books. Of files none is removed before all is back.
+    pub fn look_what_arrived(&self, opened: &Opened) {
+        if let Self::Host(kept) = self {
+            let rows = opened.pool.mapped().into_iter().filter(|row| !row.place.is_stored());
+            kept.arrived(rows.map(|row| (row.address, row.address + row.bytes)));
         }
     }
 

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use common::{Kind, about, load, memory, meta};
@@ -125,4 +125,32 @@ fn a_file_that_is_no_more_what_was_written_serves_nobody() {
     assert_eq!(second.unchanged, 0);
     drop(second);
     is_there(folder.path(), 2, &blocks);
+}
+
+/// Flips a byte of every file of a generation that has data, in the middle of it. Files of older ones are the same, whatever they are called.
+fn damage(folder: &Path, generation: u64) {
+    let files = std::fs::read_dir(folder.join(format!("gen-{generation:06}"))).unwrap().flatten();
+    for file in files.filter(|file| file.file_name().to_string_lossy().starts_with("data-")) {
+        let file = std::fs::File::options().read(true).write(true).open(file.path()).unwrap();
+        let (at, mut byte) = (file.metadata().unwrap().len() / 2 & !0xfff, [0]);
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    }
+}
+
+/// While all images that are kept have it, nobody would find it.
+#[test]
+fn what_is_damaged_and_does_not_change_is_written_anew_before_the_image_without_the_damage_is_gone() {
+    const KEEP: u64 = 3;
+    let folder = tempfile::tempdir().unwrap();
+    let blocks: Vec<Vec<u8>> = (0..3).map(|seed| memory(Kind::Random, 3 * PART, seed)).collect();
+    let image = || again(folder.path(), &blocks, Some(KEEP as usize));
+    assert_eq!(image().damaged, 0);
+    damage(folder.path(), 1);
+    let found: Vec<u64> = (0..KEEP).map(|_| image().damaged).collect();
+    assert_eq!(found.iter().sum::<u64>(), 3 * PART as u64, "one part of each file: {found:?}");
+    assert!(load(folder.path(), Which::Number(KEEP + 1)).unwrap() == blocks);
+    // Those of before are gone after as many again, and nothing is left of it.
+    (0..KEEP).for_each(|_| assert_eq!(image().damaged, 0));
+    is_there(folder.path(), 2 * KEEP + 1, &blocks);
 }

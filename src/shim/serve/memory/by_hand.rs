@@ -1,7 +1,7 @@
 //! Pooled memory that the program places itself.
 
 use super::{Placing, block_at, labels, pieces, places, say};
-use crate::backing::{level, open};
+use crate::backing::{level, open, residence};
 use crate::watch::capture;
 use crate::{bell, gate, log};
 use gpupool_config::format_size;
@@ -73,6 +73,7 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
     }
     let stayed = anchored + shared;
     if moved > 0 {
+        residence::is_far();
         level::report();
         bell::changed();
     }

@@ -1,0 +1,65 @@
+//! Threads of a program that stop where a test needs them to.
+
+use std::io;
+
+/// A thread of another process that stops where it is told to, by `ptrace`.
+pub struct Traced(libc::pid_t);
+
+impl Traced {
+    fn ask(&self, request: libc::c_uint, number: usize, data: usize) -> io::Result<()> {
+        // SAFETY: the requests that are made here take numbers, or a pointer to as many bytes as are told, which the caller owns.
+        let answer = unsafe { libc::ptrace(request, self.0, number, data) };
+        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Why it stops next.
+    fn stops(&self) -> i32 {
+        let mut status = 0;
+        // SAFETY: the status is a local.
+        assert_eq!(unsafe { libc::waitpid(self.0, &raw mut status, libc::__WALL) }, self.0);
+        assert!(libc::WIFSTOPPED(status), "it ended: {status:#x}");
+        libc::WSTOPSIG(status)
+    }
+
+    /// It stands. For the thread of the test that gives it back.
+    ///
+    /// # Errors
+    /// The system's: there is none of this number.
+    pub fn begin(thread: i32) -> io::Result<Self> {
+        let traced = std::mem::ManuallyDrop::new(Self(thread));
+        traced.ask(libc::PTRACE_SEIZE, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
+        traced.ask(libc::PTRACE_INTERRUPT, 0, 0)?;
+        traced.stops();
+        Ok(std::mem::ManuallyDrop::into_inner(traced))
+    }
+
+    /// It goes on until it has slept twice as the gate lets it, without anything having ended that, and stands behind the second time.
+    pub fn sleeps_twice(&self) {
+        let (mut calls, mut slept) = (None, 0);
+        while slept < 2 {
+            self.ask(libc::PTRACE_SYSCALL, 0, 0).unwrap();
+            if self.stops() != libc::SIGTRAP | 0x80 {
+                continue;
+            }
+            // SAFETY: zero is a value of each of its fields.
+            let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
+            self.ask(libc::PTRACE_GET_SYSCALL_INFO, size_of_val(&info), (&raw mut info).addr()).unwrap();
+            if info.op == libc::PTRACE_SYSCALL_INFO_ENTRY {
+                // SAFETY: that is what it says of a call that begins.
+                calls = Some(unsafe { info.u.entry.nr } as i64);
+            } else if info.op == libc::PTRACE_SYSCALL_INFO_EXIT {
+                // SAFETY: that is what it says of a call that ends.
+                let answer = unsafe { info.u.exit.sval };
+                let is_sleep = matches!(calls.take(), Some(libc::SYS_clock_nanosleep | libc::SYS_ppoll));
+                slept = if is_sleep && answer == 0 { slept + 1 } else { 0 };
+            }
+        }
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        // Its process may have been killed.
+        let _ = self.ask(libc::PTRACE_DETACH, 0, 0);
+    }
+}

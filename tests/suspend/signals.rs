@@ -1,0 +1,30 @@
+//! Signals for a thread that waits for the program to be resumed.
+
+use super::{ends_well, suspended, told};
+use harness::{Running, Traced, at_work, goes_on};
+
+/// The signals that a thread of it has blocked.
+fn blocked(program: &Running, thread: i32) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{}/task/{thread}/status", program.pid())).unwrap();
+    status.lines().find(|line| line.starts_with("SigBlk")).unwrap().to_owned()
+}
+
+/// Where the time of one sleep is over and the next one has not begun: nothing is there that the signal could end.
+#[test]
+fn a_signal_that_comes_between_two_sleeps_at_the_gate_resumes_the_program() {
+    let mut program = suspended("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    let thread = program.ask("thread").parse().unwrap();
+    let before = blocked(&program, thread);
+    for times in 1..=3 {
+        told(&program, "suspend --to host");
+        let traced = Traced::begin(thread).unwrap();
+        traced.sleeps_twice();
+        assert_eq!(program.ask("signal"), "sent");
+        drop(traced);
+        goes_on(&mut program);
+        assert_eq!(program.ask("handled"), times.to_string());
+        assert_eq!(blocked(&program, thread), before, "what the thread has blocked is its own");
+    }
+    ends_well(program);
+}
