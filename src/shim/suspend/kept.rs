@@ -186,7 +186,7 @@ mod tests {
         assert_eq!((ranges.at(119), ranges.at(120), ranges.at(159)), (Some((1019, 1)), None, None));
         assert_eq!((ranges.at(160), ranges.bytes()), (Some((2010, 40)), 70));
         let transfer = |from, bytes| Transfer { from, to: 7000, bytes, inward: true, stored: true };
-        assert!(ranges.parts_of(&transfer(110, 20)).contains(&None), "a part of it is gone");
+        assert!(ranges.parts_of(&transfer(110, 20)).iter().any(Option::is_none), "a part of it is gone");
         let whole: Vec<_> =
             ranges.parts_of(&transfer(170, 30)).into_iter().map(|part| part.map(|it| it.host)).collect();
         assert_eq!(whole, [Some(2020)]);
