@@ -38,6 +38,15 @@ impl Plain {
         Ok(Self { mapped: mapped as usize, length, process: std::process::id() })
     }
 
+    /// Gives the pages of this range back to the system: it is zero again.
+    ///
+    /// # Safety
+    /// The range is of memory that was made by `new`, in whole pages, and nobody uses it meanwhile.
+    pub unsafe fn empty(start: usize, bytes: usize) {
+        // SAFETY: the caller's. Where it fails, the memory goes when all of it does.
+        let _ = unsafe { libc::madvise(start as *mut libc::c_void, bytes, libc::MADV_DONTNEED) };
+    }
+
     /// The first byte, of a large page.
     pub fn start(&self) -> usize {
         self.mapped.next_multiple_of(LARGE_PAGE)

@@ -37,6 +37,7 @@ pub fn give_way(
     pid: u32,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vacated, String> {
     let own = live::priority();
     if priority < own {
@@ -45,7 +46,7 @@ pub fn give_way(
     let Some(ordinal) = ordinal_of(gpu) else { return Ok(Vacated::default()) };
     let lent = priority == own;
     let floor = if lent { 0 } else { live::guarantee_of(ordinal) };
-    Ok(give(ordinal, Gives { bytes, lent, floor, pid: Some(pid) }, deadline, is_wanted))
+    Ok(give(ordinal, Gives { bytes, lent, floor, pid: Some(pid) }, deadline, is_wanted, progress))
 }
 
 /// What is given.
@@ -61,7 +62,13 @@ pub(super) struct Gives {
 }
 
 /// Gives this; [`Vacated::moved`] is what is free now.
-pub(super) fn give(gpu: u32, gives: Gives, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Vacated {
+pub(super) fn give(
+    gpu: u32,
+    gives: Gives,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Vacated {
     let begun = Instant::now();
     let Gives { bytes, lent, floor, pid } = gives;
     let taken = || on_gpu(gpu);
@@ -86,7 +93,7 @@ pub(super) fn give(gpu: u32, gives: Gives, deadline: Instant, is_wanted: &dyn Fn
             Which::Given { bytes: left, lent, cap: taken().saturating_sub(floor) },
             deadline,
             is_wanted,
-            &mut |_, _| {},
+            progress,
         );
     }
     let after = taken();

@@ -12,13 +12,13 @@ use crate::image::crew::{self, Crew, Part, Way};
 use crate::image::plain::Plain;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver};
-use gpupool_pool::Transfer;
+use gpupool_pool::{FRAME, Transfer, Wish};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Memory that is kept.
 pub struct Kept {
-    plain: Arc<Plain>,
+    plain: Vec<Arc<Plain>>,
     /// By address, the bytes and where they are.
     ranges: Arc<BTreeMap<u64, (u64, usize)>>,
 }
@@ -60,7 +60,7 @@ impl Kept {
         carried.map_err(|failed| {
             failed.map_or_else(|| "whoever asked for it has gone".to_owned(), |failed| failed.to_string())
         })?;
-        Ok(Self { plain: Arc::new(plain), ranges: Arc::new(places) })
+        Ok(Self { plain: vec![Arc::new(plain)], ranges: Arc::new(places) })
     }
 
     /// Whether what lies at this address is kept.
@@ -69,10 +69,47 @@ impl Kept {
         before.is_some_and(|(start, (bytes, _))| address - start < *bytes)
     }
 
+    /// Has this one keep what another does, too. What both have at an address is the other's, which came there later.
+    pub fn join(&mut self, other: Self) {
+        self.plain.extend(other.plain);
+        let mut ranges = (*self.ranges).clone();
+        for (&start, &(bytes, at)) in &*other.ranges {
+            let end = start + bytes;
+            let reaches_in = |(from, (bytes, _)): (&u64, &(u64, usize))| (from + bytes > start).then_some(*from);
+            while let Some(from) = ranges.range(..end).next_back().and_then(reaches_in) {
+                let Some((bytes, at)) = ranges.remove(&from) else { break };
+                if from < start {
+                    ranges.insert(from, (start - from, at));
+                }
+                if from + bytes > end {
+                    ranges.insert(end, (from + bytes - end, at + (end - from) as usize));
+                }
+            }
+            ranges.insert(start, (bytes, at));
+        }
+        self.ranges = Arc::new(ranges);
+    }
+
+    /// Gives the plain memory of these back to the system, but for what `is_left`: by address and bytes, in whole frames.
+    pub fn release(&self, wishes: &[Wish], is_left: impl Fn(u64, u64) -> bool) {
+        for wish in wishes {
+            let start = wish.address / FRAME * FRAME;
+            let bytes = (wish.address + wish.bytes).next_multiple_of(FRAME) - start;
+            if is_left(start, bytes) {
+                continue;
+            }
+            let all = Transfer { from: start, to: start, bytes, inward: false, stored: true };
+            for Part { host, bytes, .. } in parts_of(&self.ranges, &all).into_iter().flatten() {
+                // SAFETY: memory of `plain`, of whole frames, which nobody reads any more.
+                unsafe { Plain::empty(host, bytes as usize) };
+            }
+        }
+    }
+
     /// Has what is kept brought back for the length of `act`, as the pool asks for it; `act` is given what tells why that failed, if it did.
     pub fn reading<T>(&self, driver: &'static Driver, act: impl FnOnce(&Unread) -> T) -> T {
         let unread = Unread::default();
-        let load = loader(driver, Arc::clone(&self.plain), Arc::clone(&self.ranges), unread.clone());
+        let load = loader(driver, self.plain.clone(), Arc::clone(&self.ranges), unread.clone());
         mover::loading(load, || act(&unread))
     }
 }
@@ -80,7 +117,7 @@ impl Kept {
 /// Brings ranges of the pool's addresses to where they are wanted.
 fn loader(
     driver: &'static Driver,
-    plain: Arc<Plain>,
+    plain: Vec<Arc<Plain>>,
     ranges: Arc<BTreeMap<u64, (u64, usize)>>,
     unread: Unread,
 ) -> Load {

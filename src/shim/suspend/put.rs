@@ -21,6 +21,21 @@ impl Put {
         }
     }
 
+    /// What of it is in plain memory of the host.
+    pub fn on_host(&self) -> Option<&Kept> {
+        match self {
+            Self::Disk(_) => None,
+            Self::Host(kept) => Some(kept),
+        }
+    }
+
+    /// Adds what was put to the host as well.
+    pub fn join(&mut self, other: Self) {
+        if let (Self::Host(kept), Self::Host(other)) = (self, other) {
+            kept.join(other);
+        }
+    }
+
     /// Whether what lies at this address was put there.
     pub fn has(&self, address: u64) -> bool {
         match self {
