@@ -359,6 +359,50 @@ fn a_process_that_lies_about_what_it_freed_is_not_believed() {
     is_whole(holder);
 }
 
+/// A page is up to a second old.
+#[test]
+fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
+    let machine = Machine::new("2x320MiB");
+    let holder = machine.holder(machine.neighbour(0, 90), 240);
+    let mut like = machine.page(&holder);
+    for place in &mut like.levels.places.rows {
+        place.held = if place.is_gpu() && place.number == 0 { 20 * MIB } else { 0 };
+    }
+    let (folder, path) = pretend(&machine, &like);
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let mut other = machine.start(machine.neighbour(0, 50));
+    other.tell("take 160");
+    let question = || {
+        eventually("a question", || {
+            // The door of the question before may be there still.
+            let socket = Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok()?;
+            let mut buffer = [0; ROOM];
+            let received = socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).ok()?;
+            match Request::decode(&buffer[..received.bytes]) {
+                Ok(Request::GiveWay { bytes, .. }) => Some((socket, bytes)),
+                _ => None,
+            }
+        })
+    };
+    let none: [OwnedFd; 0] = [];
+    let done = |moved| Reply::Done { moved, stayed: 0, microseconds: 1, waited: 0 }.encode();
+    let (socket, bytes) = question();
+    assert_eq!(bytes, 20 * MIB, "what its page says");
+    socket.send(&done(20 * MIB), &none).unwrap();
+    drop(socket);
+    let (socket, bytes) = question();
+    assert!(bytes >= 60 * MIB, "{bytes}");
+    socket.send(&Reply::Progress { done: 0, total: bytes }.encode(), &none).unwrap();
+    // As long as it takes to stop a program and copy.
+    std::thread::sleep(Duration::from_millis(400));
+    drop(holder);
+    socket.send(&done(bytes), &none).unwrap();
+    other.ask("check").parse::<u64>().unwrap();
+    std::fs::remove_file(path).unwrap();
+    let events = is_whole(other);
+    assert_eq!(asked(&events).first().map(|(_, freed)| *freed), Some(20 * MIB + bytes), "{:?}", asked(&events));
+}
+
 /// Longer than `GPUPOOL_RECALL_WAIT`, which is for those who are not heard.
 #[test]
 fn who_is_heard_to_free_memory_is_waited_for() {

@@ -103,10 +103,10 @@ fn within(patience: u64) -> Instant {
 
 /// Tells whoever asked how far it is.
 fn teller(socket: &Socket<Own>) -> impl FnMut(u64, u64) + '_ {
-    let mut told = Instant::now();
+    let mut told: Option<Instant> = None;
     move |done, total| {
-        if told.elapsed() >= PACE {
-            told = Instant::now();
+        if told.is_none_or(|told| told.elapsed() >= PACE) {
+            told = Some(Instant::now());
             say(socket, &Reply::Progress { done, total }.encode());
         }
     }

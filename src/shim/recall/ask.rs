@@ -26,7 +26,7 @@ const RING: Duration = Duration::from_millis(10);
 const LEFT_ALONE: Duration = Duration::from_secs(10);
 /// And who had nothing, of whom the page says so.
 const AGAIN: Duration = Duration::from_millis(500);
-/// How long those are waited for of whom nothing is known to be there.
+/// How long those have to say that they have some of whom nothing is known to be there.
 const SHORT: Duration = Duration::from_millis(150);
 /// How many times as long who is heard to go on is waited for. 100 GiB take the host three seconds.
 const LONGER: u32 = 3;
@@ -78,7 +78,8 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     others.sort_by_key(|(other, gives)| (*gives == 0, other.lent == 0, other.priority, u64::MAX - gives));
     let (mut freed, mut asked, mut silent) = (0, 0, 0);
     while freed < bytes && !others.is_empty() && Instant::now() + MARGIN < until {
-        // As many as have enough together, as far as their pages know; then the others, who may have come to have some since.
+        // As many as have enough together, as far as their pages know; then all that may have more, who say at once whether they do: a page is up to a
+        // second old.
         let mut missing = bytes - freed;
         let mut now: Vec<(Neighbour, u64)> = Vec::new();
         let knows = others.iter().any(|(_, gives)| *gives > 0);
@@ -89,12 +90,16 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
             now.push((other, share));
         }
         let until = if knows { until } else { until.min(Instant::now() + SHORT) };
-        let latest = if knows { latest } else { until };
         let asks = Asks { folder: &folder, gpu, priority, until, wait, latest };
-        for ((other, _), answer) in now.iter().zip(asks.all(&now)) {
+        for ((other, share), answer) in now.iter().zip(asks.all(&now)) {
             asked += 1;
             match answer {
-                Some(bytes) if bytes > 0 => freed += bytes,
+                Some(bytes) if bytes > 0 => {
+                    freed += bytes;
+                    if bytes >= *share {
+                        others.push((other.clone(), 0));
+                    }
+                }
                 None if knows => {
                     silent += 1;
                     spare(other, LEFT_ALONE);
@@ -171,8 +176,8 @@ enum Asked<'a> {
     Taken,
     /// It was rung for.
     Called { listener: Socket<Own>, turn: Turn, _door: Door<'a> },
-    /// It has heard what is wanted, and said that so many bytes have left.
-    Heard(Socket<Own>, u64),
+    /// It has heard what is wanted; and said that so many bytes have left, if it said that it has some.
+    Heard(Socket<Own>, Option<u64>),
     /// It has answered; `None`: it will not.
     Over(Option<u64>),
 }
@@ -224,7 +229,7 @@ impl Asks<'_> {
         all.into_iter().map(|asked| if let Asked::Over(answer) = asked { answer } else { None }).collect()
     }
 
-    /// Whether it says that more has left than it said before.
+    /// Whether it says that it has some, or that more has left than it said before.
     fn go_on<'a>(&'a self, other: &Neighbour, bytes: u64, asked: &mut Asked<'a>, rings: bool) -> bool {
         let mut goes_on = false;
         match asked {
@@ -243,7 +248,7 @@ impl Asks<'_> {
                     let none: [OwnedFd; 0] = [];
                     if is_meant {
                         let said = socket.send(&request.encode(), &none).is_ok();
-                        *asked = if said { Asked::Heard(socket, 0) } else { Asked::Over(None) };
+                        *asked = if said { Asked::Heard(socket, None) } else { Asked::Over(None) };
                     }
                 }
             }
@@ -255,8 +260,8 @@ impl Asks<'_> {
                     Ok(received) => match Reply::decode(&buffer[..received.bytes]) {
                         Ok(Reply::Done { moved, .. }) => Some(Some(moved)),
                         Ok(Reply::Progress { done, .. }) => {
-                            goes_on = done > *left;
-                            *left = done.max(*left);
+                            goes_on = left.is_none_or(|left| done > left);
+                            *left = Some(done).max(*left);
                             None
                         }
                         Ok(Reply::Refused { .. }) => Some(Some(0)),

@@ -88,6 +88,8 @@ pub(super) fn give(
     let left = most.saturating_sub(before.saturating_sub(taken()));
     let mut done = Vacated::default();
     if left > 0 {
+        // Whoever asked may not know yet that there is any.
+        progress(0, left);
         done = vacate::vacate(
             gpu,
             Which::Given { bytes: left, lent, cap: taken().saturating_sub(floor) },
