@@ -137,10 +137,16 @@ fn a_gpu_is_free_before_the_driver_has_made_memory_on_the_host_for_what_left_it(
     assert_eq!(page.levels.residence.on_host, 0, "{page:?}");
     let page = machine.until(&low, "memory on the host", |page| page.levels.residence.on_host >= 200 * MIB);
     assert_eq!(page.levels.live_bytes, 240 * MIB, "{page:?}");
+    let told = machine.gpupool("ps").stdout;
+    assert!(String::from_utf8_lossy(&told).contains("far: "), "{}", String::from_utf8_lossy(&told));
     let events = is_whole(low);
     let settled: u64 =
         events.iter().map(|event| if let Event::HostSettle(event) = event { event.bytes } else { 0 }).sum();
     assert!(settled >= 200 * MIB && gave(&events) >= 200 * MIB, "{settled}");
+    let ended =
+        events.iter().find_map(|event| if let Event::ProcessExit(event) = event { Some(&event.peak) } else { None });
+    let of_gpu = ended.unwrap().iter().find(|peak| peak.place == "gpu0").unwrap();
+    assert!(of_gpu.limit >= Some(of_gpu.peak_used), "a peak of more than was allowed: {of_gpu:?}");
     is_whole(high);
 }
 
