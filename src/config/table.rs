@@ -232,8 +232,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_RECALL_WAIT",
         values: "duration or off",
         default: "2s",
-        help: "How long an allocation waits at most for programs of lower priority, or that only borrow from its GPU, to give way; off \
-               asks nobody.",
+        help: "How long an allocation waits at most for programs of lower priority, or that only borrow from its GPU, to give way; \
+               three times as long for who is heard to do so. off asks nobody.",
         read: |settings, value| {
             settings.recall_wait = if text(value)? == "off" { None } else { Some(duration(value, "2s or off")?) };
             Ok(())

@@ -475,6 +475,13 @@ events! {
         /// What it took.
         microseconds: u64,
     }
+    /// What had left a GPU for plain memory of the host, so that it was free at once, is memory of the host that GPUs reach, and the program goes on.
+    HostSettle = "host.settle" (Memory, Info) {
+        /// Bytes that left.
+        bytes: u64,
+        /// How long the program stood still for it, from the moment when the first of it had left.
+        microseconds: u64,
+    }
     /// A GPU is drained no more (`gpupool undrain`).
     GpuUndrain = "gpu.undrain" (Memory, Info) {
         /// The GPU.

@@ -13,7 +13,7 @@ pub struct PlacePeak {
     pub held: u64,
     /// The most bytes of live blocks there at any moment.
     pub peak_used: u64,
-    /// The most bytes the pool may hold there; absent where only the driver limits it.
+    /// The most bytes the pool was allowed to hold there at any moment; absent where only the driver limits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }

@@ -63,7 +63,8 @@ pub struct Round<T> {
     pub knows: bool,
 }
 
-/// Takes those out who are asked next for so many bytes: as many as have enough together, and those of whom nothing is known last.
+/// Takes those out who are asked next for so many bytes: as many as have enough together, as far as is known; then all that may have more, who say at once
+/// whether they do, since what is known of them is up to a second old.
 pub fn next_round<T>(others: &mut Vec<(T, u64)>, bytes: u64) -> Round<T> {
     let knows = others.iter().any(|(_, gives)| *gives > 0);
     let (mut missing, mut asked) = (bytes, Vec::new());

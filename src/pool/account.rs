@@ -58,6 +58,8 @@ impl Sums {
 #[derive(Debug)]
 struct Terms {
     limit: AtomicU64,
+    /// The most that the limit ever was.
+    most: AtomicU64,
     /// Nothing new goes there, whatever the limit.
     closed: AtomicBool,
     /// Blocks of other homes may stand there.
@@ -77,6 +79,7 @@ impl Accounts {
     pub fn new(specs: &[PlaceSpec]) -> Self {
         let terms = |spec: &PlaceSpec| Terms {
             limit: AtomicU64::new(spec.limit),
+            most: AtomicU64::new(spec.limit),
             closed: AtomicBool::new(false),
             lends: AtomicBool::new(!spec.place.is_stored()),
         };
@@ -120,7 +123,13 @@ impl Accounts {
     pub fn set_limit(&self, place: Place, bytes: u64) {
         if let Some(terms) = self.changing(place) {
             terms.limit.store(bytes, Ordering::Relaxed);
+            terms.most.fetch_max(bytes, Ordering::Relaxed);
         }
+    }
+
+    /// The most that [`Accounts::limit`] ever was: what a peak is measured by.
+    pub fn highest_limit(&self, place: Place) -> u64 {
+        self.terms(place).map_or(0, |terms| terms.most.load(Ordering::Relaxed))
     }
 
     /// Closes a place to everything new, or opens it again with the limit that it has. A pool is to be told.

@@ -129,6 +129,53 @@ fn memory_of_a_lower_priority_gives_way_to_a_higher_one_and_to_no_other() {
     others.into_iter().for_each(|other| drop(is_whole(other)));
 }
 
+/// The driver refuses memory on the host at first, as one does that takes longer for it than anybody waits.
+#[test]
+fn a_gpu_is_free_before_the_driver_has_made_memory_on_the_host_for_what_left_it() {
+    let machine = Machine::new("1x320MiB");
+    let late: Vec<String> = (13..40).map(|call| format!("cuMemCreate:{call}=2")).collect();
+    let low = machine.neighbour(0, 10).env("SIMCUDA_FAULT", late.join(","));
+    let low = machine.holder(low, 240);
+    let mut high = machine.start(machine.neighbour(0, 90));
+    takes(&mut high, 260);
+    let page = machine.until(&high, "its memory", |page| held(page, 0) >= 260 * MIB);
+    assert_eq!(page.levels.residence.on_host, 0, "{page:?}");
+    let page = machine.until(&low, "memory on the host", |page| page.levels.residence.on_host >= 200 * MIB);
+    assert_eq!(page.levels.live_bytes, 240 * MIB, "{page:?}");
+    let told = machine.gpupool("ps").stdout;
+    assert!(String::from_utf8_lossy(&told).contains("far: "), "{}", String::from_utf8_lossy(&told));
+    let events = is_whole(low);
+    let settled: u64 =
+        events.iter().map(|event| if let Event::HostSettle(event) = event { event.bytes } else { 0 }).sum();
+    assert!(settled >= 200 * MIB && gave(&events) >= 200 * MIB, "{settled}");
+    let ended =
+        events.iter().find_map(|event| if let Event::ProcessExit(event) = event { Some(&event.peak) } else { None });
+    let of_gpu = ended.unwrap().iter().find(|peak| peak.place == "gpu0").unwrap();
+    assert!(of_gpu.limit >= Some(of_gpu.peak_used), "a peak of more than was allowed: {of_gpu:?}");
+    is_whole(high);
+}
+
+/// Each call fails now and then on the way to plain memory and to the host.
+#[test]
+fn a_call_of_the_driver_that_fails_during_a_recall_to_the_host_loses_nothing() {
+    let machine = Machine::new("1x320MiB");
+    let mut low = machine.holder(machine.neighbour(0, 10), 280);
+    let mut high = machine.start(machine.neighbour(0, 90));
+    let out = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemcpyDtoHAsync_v2"];
+    let back = ["cuMemcpyHtoDAsync_v2", "cuMemHostRegister_v2", "cuStreamCreate", "cuStreamSynchronize"];
+    for (at, call) in (0..).zip(out.into_iter().chain(back)) {
+        let code = [2, 999][at % 2];
+        let faults: Vec<String> = (0..3).map(|time| format!("{call}:{}={code}", 1 + at % 3 + time * 2)).collect();
+        assert_eq!(low.ask(&format!("faults {}", faults.join(","))), "armed");
+        takes(&mut high, 20);
+        assert_eq!(low.ask("check"), "0", "{call}");
+    }
+    let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 200 * MIB);
+    assert!(held(&page, 0) >= 160 * MIB, "{page:?}");
+    is_whole(high);
+    is_whole(low);
+}
+
 #[test]
 fn memory_of_a_programs_own_making_asks_and_gives_way_as_well() {
     let machine = Machine::new("2x320MiB");
@@ -321,6 +368,80 @@ fn a_process_that_lies_about_what_it_freed_is_not_believed() {
     let (status, _folder) = other.end();
     assert!(status.success(), "{status}");
     is_whole(holder);
+}
+
+/// A page is up to a second old.
+#[test]
+fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
+    let machine = Machine::new("2x320MiB");
+    let holder = machine.holder(machine.neighbour(0, 90), 240);
+    let mut like = machine.page(&holder);
+    for place in &mut like.levels.places.rows {
+        place.held = if place.is_gpu() && place.number == 0 { 20 * MIB } else { 0 };
+    }
+    let (folder, path) = pretend(&machine, &like);
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let mut other = machine.start(machine.neighbour(0, 50));
+    other.tell("take 160");
+    let question = || {
+        eventually("a question", || {
+            // The door of the question before may be there still.
+            let socket = Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok()?;
+            let mut buffer = [0; ROOM];
+            let received = socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).ok()?;
+            match Request::decode(&buffer[..received.bytes]) {
+                Ok(Request::GiveWay { bytes, .. }) => Some((socket, bytes)),
+                _ => None,
+            }
+        })
+    };
+    let none: [OwnedFd; 0] = [];
+    let done = |moved| Reply::Done { moved, stayed: 0, microseconds: 1, waited: 0 }.encode();
+    let (socket, bytes) = question();
+    assert_eq!(bytes, 20 * MIB, "what its page says");
+    socket.send(&done(20 * MIB), &none).unwrap();
+    drop(socket);
+    let (socket, bytes) = question();
+    assert!(bytes >= 60 * MIB, "{bytes}");
+    socket.send(&Reply::Progress { done: 0, total: bytes }.encode(), &none).unwrap();
+    // As long as it takes to stop a program and copy.
+    std::thread::sleep(Duration::from_millis(400));
+    drop(holder);
+    socket.send(&done(bytes), &none).unwrap();
+    other.ask("check").parse::<u64>().unwrap();
+    std::fs::remove_file(path).unwrap();
+    let events = is_whole(other);
+    assert_eq!(asked(&events).first().map(|(_, freed)| *freed), Some(20 * MIB + bytes), "{:?}", asked(&events));
+}
+
+/// Longer than `GPUPOOL_RECALL_WAIT`, which is for those who are not heard.
+#[test]
+fn who_is_heard_to_free_memory_is_waited_for() {
+    let machine = Machine::new("2x320MiB");
+    let holder = machine.holder(machine.neighbour(0, 90), 240);
+    let (folder, path) = pretend(&machine, &machine.page(&holder));
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let wait = Duration::from_millis(1200);
+    let mut other = machine.start(machine.neighbour(0, 50).env("GPUPOOL_RECALL_WAIT", "1200ms"));
+    other.tell("take 160");
+    let socket =
+        eventually("a question", || Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok());
+    let mut buffer = [0; ROOM];
+    socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).unwrap();
+    let (begun, none) = (Instant::now(), [] as [OwnedFd; 0]);
+    for done in 1.. {
+        if begun.elapsed() > wait {
+            break;
+        }
+        socket.send(&Reply::Progress { done, total: 1 << 40 }.encode(), &none).unwrap();
+        std::thread::sleep(wait / 20);
+    }
+    drop(holder);
+    socket.send(&Reply::Done { moved: 240 * MIB, stayed: 0, microseconds: 1, waited: 0 }.encode(), &none).unwrap();
+    other.ask("check").parse::<u64>().unwrap();
+    std::fs::remove_file(path).unwrap();
+    let events = is_whole(other);
+    assert_eq!(asked(&events).first().map(|(_, freed)| *freed), Some(240 * MIB), "{:?}", asked(&events));
 }
 
 #[test]

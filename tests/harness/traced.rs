@@ -37,13 +37,14 @@ impl Traced {
     pub fn sleeps_twice(&self) {
         let (mut calls, mut slept) = (None, 0);
         while slept < 2 {
-            self.ask(libc::PTRACE_SYSCALL, 0, 0).unwrap();
+            self.ask(libc::PTRACE_SYSCALL, 0, 0).unwrap_or_else(|e| panic!("thread {} goes on no more: {e}", self.0));
             if self.stops() != libc::SIGTRAP | 0x80 {
                 continue;
             }
             // SAFETY: zero is a value of each of its fields.
             let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
-            self.ask(libc::PTRACE_GET_SYSCALL_INFO, size_of_val(&info), (&raw mut info).addr()).unwrap();
+            let asked = self.ask(libc::PTRACE_GET_SYSCALL_INFO, size_of_val(&info), (&raw mut info).addr());
+            asked.unwrap_or_else(|e| panic!("what thread {} does is not told: {e}", self.0));
             if info.op == libc::PTRACE_SYSCALL_INFO_ENTRY {
                 // SAFETY: that is what it says of a call that begins.
                 calls = Some(unsafe { info.u.entry.nr } as i64);

@@ -6,10 +6,12 @@
  *   check            all of them; how many words were not what they were
  *   churn S SEED MIB takes, checks and drops blocks at random for S seconds, MIB at most at once; rounds, wrong words, refusals, longest ms
  *   spin             a kernel that waits for the host; release: it ends
+ *   faults LIST      the simulated driver's next calls fail so (SIMCUDA_FAULT)
  *   fork             a child that answers the driver's version, and ends
  */
 #define _GNU_SOURCE
 #include "held.h"
+#include "simulator.h"
 #include "vmm.h"
 
 #include <stdlib.h>
@@ -108,7 +110,7 @@ static void churn(int seconds, unsigned seed, size_t most)
 
 int main(int arguments, char **values)
 {
-    char line[64];
+    char line[256];
     int device = arguments > 1 ? atoi(values[1]) : 0;
     open_gpu(&gpu, device);
     CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
@@ -148,6 +150,9 @@ int main(int arguments, char **values)
         } else if (strcmp(line, "release") == 0) {
             let_go(&gpu);
             puts("it ends");
+        } else if (strncmp(line, "faults ", 7) == 0) {
+            REQUIRE(find_simulator().arm(line + 7) == 0);
+            puts("armed");
         } else if (strcmp(line, "fork") == 0) {
             int status;
             fflush(stdout);

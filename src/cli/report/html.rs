@@ -45,7 +45,7 @@ pub fn write(path: &Path, logs: &Logs, found: &[Found]) -> Result<String, Failur
 /// # Errors
 /// A template does not fit what it shows, which is a mistake of this program.
 fn render(logs: &Logs, found: &[Found]) -> Result<String, Failure> {
-    let labels = labels(&logs.processes);
+    let labels = labels(logs);
     let data = data::data(logs, &labels);
     // Of what is drawn the report has a copy in few parts.
     let report = tame::tame(json::value(logs, found));

@@ -22,7 +22,7 @@ pub fn render(logs: &Logs, found: &[Found]) -> String {
 
 /// The same as a value, for what shows its numbers in another form.
 pub fn value(logs: &Logs, found: &[Found]) -> Value {
-    let labels = labels(&logs.processes);
+    let labels = labels(logs);
     json!({
         "report": FORM,
         "logs": logs.logs.iter().map(log).collect::<Vec<_>>(),

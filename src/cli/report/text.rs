@@ -21,7 +21,7 @@ use crate::terminal::Page;
 
 /// The report as text of 80 columns.
 pub fn render(logs: &Logs, found: &[Found], colours: bool) -> String {
-    let labels = labels(&logs.processes);
+    let labels = labels(logs);
     let mut page = Page::new(colours);
     if !logs.processes.is_empty() {
         processes::section(&mut page, logs, &labels);

@@ -71,6 +71,36 @@ fn a_job_on_many_hosts_keeps_to_a_page() {
     }
 }
 
+/// Processes that are no ranks do not say where they ran.
+#[test]
+fn equal_numbers_of_two_hosts_are_two_processes_with_two_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let event = |name: &str, fields: &str| {
+        format!(r#"{{"v":1,"t":2,"pid":7,"tid":7,"level":"info","event":"{name}","message":"",{fields}}}"#)
+    };
+    let mut paths = Vec::new();
+    for (node, peak) in [("nodeA", 1), ("nodeB", 2)] {
+        std::fs::create_dir(folder.path().join(node)).unwrap();
+        let end = format!(
+            r#""peak":[{{"place":"gpu0","held":0,"peak_used":{}}}],"live_blocks":0,"live_bytes":0,"allocations":{peak},"reuses":0"#,
+            peak << 30
+        );
+        paths.push(Path::new(node).join("x.jsonl"));
+        std::fs::write(
+            folder.path().join(node).join("x.jsonl"),
+            [START, "\n", &event("process.exit", &end), "\n"].concat(),
+        )
+        .unwrap();
+    }
+    let text = stdout(&output(gpupool().current_dir(folder.path()).arg("report").arg("--json").args(&paths)));
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let told = json["processes"].as_array().unwrap().iter();
+    let told: Vec<(&str, u64)> = told
+        .map(|it| (it["label"].as_str().unwrap(), it["exit"]["peak"][0]["peak_used"].as_u64().unwrap() >> 30))
+        .collect();
+    assert_eq!(told, [("pid 7 of nodeA/x.jsonl", 1), ("pid 7 of nodeB/x.jsonl", 2)]);
+}
+
 #[test]
 fn a_log_without_a_refusal_says_so() {
     let output = output(&mut report(&["--oom", "train.jsonl"]));

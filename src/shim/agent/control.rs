@@ -42,7 +42,7 @@ pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
         hear(page, publish);
     }
     // Whoever rang may have said it by the file alone: a process that was stopped heard of nothing else.
-    let drains = drains::look().into_iter().chain(vacate::look()).min();
+    let drains = drains::look().into_iter().chain(vacate::look()).chain(suspend::settle()).min();
     if !suspend::waits_for_others() {
         let again = suspend::has_just_failed().then_some(PERIOD);
         return again.into_iter().chain(drains).min();
@@ -103,10 +103,10 @@ fn within(patience: u64) -> Instant {
 
 /// Tells whoever asked how far it is.
 fn teller(socket: &Socket<Own>) -> impl FnMut(u64, u64) + '_ {
-    let mut told = Instant::now();
+    let mut told: Option<Instant> = None;
     move |done, total| {
-        if told.elapsed() >= PACE {
-            told = Instant::now();
+        if told.is_none_or(|told| told.elapsed() >= PACE) {
+            told = Some(Instant::now());
             say(socket, &Reply::Progress { done, total }.encode());
         }
     }
@@ -189,7 +189,7 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
             // No other user's, root's neither: whoever has no page in this folder does not matter more than who has.
             let asker = socket.peer().map_err(|error| error.to_string());
             match asker.and_then(|peer| peer.is_same_user().map(|()| peer.pid)) {
-                Ok(pid) => give::give_way(&gpu, bytes, priority, pid, within(patience), &is_wanted)
+                Ok(pid) => give::give_way(&gpu, bytes, priority, pid, within(patience), &is_wanted, &mut progress)
                     .map(|Vacated { moved, took, .. }| suspend::Done { moved, took, ..Default::default() }),
                 Err(why) => Err(why),
             }

@@ -113,7 +113,8 @@ fn check_gpus(settings: &Settings, named: &[u32]) -> Result<(), String> {
     match named.iter().find(|gpu| !plan.members.contains_key(gpu)) {
         Some(gpu) => Err(format!(
             "GPU {gpu} is no place of this pool, because GPUPOOL_DEVICES left it out when the program started, or it has no virtual \
-             memory management; start the program with it to change that"
+             memory management. What can be lent is settled then; a program that starts with all GPUs that it may ever need in GPUPOOL_DEVICES, or with \
+             auto, is kept from some of them by gpupool set PID devices=..., and is lent them again by the same"
         )),
         None => Ok(()),
     }

@@ -43,11 +43,11 @@ impl Plain {
         self.mapped.next_multiple_of(LARGE_PAGE)
     }
 
-    /// Gives the pages of this part back, which is zero again from here on; of whole pages.
+    /// Gives the pages of this part of such memory back, which is zero again from here on; of whole pages.
     ///
     /// # Safety
-    /// It is a part of this memory, and nobody needs what is in it.
-    pub unsafe fn give_back(&self, start: usize, bytes: u64) {
+    /// It is a part of memory that was made by `new` and lives, and nobody needs what is in it.
+    pub unsafe fn give_back(start: usize, bytes: u64) {
         for done in (0..bytes).step_by(AT_ONCE) {
             let length = (bytes - done).min(AT_ONCE as u64) as usize;
             // SAFETY: the caller's. Where the system refuses, the pages go with the rest.

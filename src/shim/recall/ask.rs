@@ -27,8 +27,10 @@ const RING: Duration = Duration::from_millis(10);
 const LEFT_ALONE: Duration = Duration::from_secs(10);
 /// And who had nothing, of whom the page says so.
 const AGAIN: Duration = Duration::from_millis(500);
-/// How long those are waited for of whom nothing is known to be there.
+/// How long those have to say that they have some of whom nothing is known to be there.
 const SHORT: Duration = Duration::from_millis(150);
+/// How many times as long who is heard to go on is waited for. 100 GiB take the host three seconds.
+const LONGER: u32 = 3;
 /// What is left of the time for who answers at the last moment.
 const MARGIN: Duration = Duration::from_millis(100);
 
@@ -55,7 +57,8 @@ fn ask(home: u32, bytes: u64) -> u64 {
 
 fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     let begun = Instant::now();
-    let until = begun + process::settings().recall_wait?;
+    let wait = process::settings().recall_wait?;
+    let (until, latest) = (begun + wait, begun + LONGER * wait);
     let folder = Folder::around(super::page()?).ok()?;
     // What the program makes itself is asked for before there is a pool.
     let plan = open::plan(process::driver()?)?;
@@ -70,11 +73,16 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     while freed < bytes && !others.is_empty() && Instant::now() + MARGIN < until {
         let Round { asked: now, knows } = lending::next_round(&mut others, bytes - freed);
         let until = if knows { until } else { until.min(Instant::now() + SHORT) };
-        let asks = Asks { folder: &folder, gpu, priority, until };
-        for ((other, _), answer) in now.iter().zip(asks.all(&now)) {
+        let asks = Asks { folder: &folder, gpu, priority, until, wait, latest };
+        for ((other, share), answer) in now.iter().zip(asks.all(&now)) {
             asked += 1;
             match answer {
-                Some(bytes) if bytes > 0 => freed += bytes,
+                Some(bytes) if bytes > 0 => {
+                    freed += bytes;
+                    if bytes >= *share {
+                        others.push((other.clone(), 0));
+                    }
+                }
                 None if knows => {
                     silent += 1;
                     spare(other, LEFT_ALONE);
@@ -112,7 +120,10 @@ struct Asks<'a> {
     folder: &'a Folder,
     gpu: Uuid,
     priority: u32,
+    /// Nobody is waited for longer who says nothing, by this time or for so long after it last said something; and nobody at all by the other.
     until: Instant,
+    wait: Duration,
+    latest: Instant,
 }
 
 /// The page of who is asked, locked: whoever has the lock has the turn, a command or another process.
@@ -148,8 +159,8 @@ enum Asked<'a> {
     Taken,
     /// It was rung for.
     Called { listener: Socket<Own>, turn: Turn, _door: Door<'a> },
-    /// It has heard what is wanted.
-    Heard(Socket<Own>),
+    /// It has heard what is wanted; and said that so many bytes have left, if it said that it has some.
+    Heard(Socket<Own>, Option<u64>),
     /// It has answered; `None`: it will not.
     Over(Option<u64>),
 }
@@ -172,21 +183,24 @@ impl Asks<'_> {
     fn all(&self, others: &[(Neighbour, u64)]) -> Vec<Option<u64>> {
         let mut all: Vec<Asked<'_>> = others.iter().map(|_| Asked::Taken).collect();
         let mut rung = None;
-        while Instant::now() < self.until && all.iter().any(|asked| !matches!(asked, Asked::Over(_))) {
+        let mut until = self.until;
+        while Instant::now() < until && all.iter().any(|asked| !matches!(asked, Asked::Over(_))) {
             let rings = rung.is_none_or(|rung: Instant| rung.elapsed() >= RING);
             if rings {
                 rung = Some(Instant::now());
             }
             for ((other, bytes), asked) in others.iter().zip(&mut all) {
-                self.go_on(other, *bytes, asked, rings);
+                if self.go_on(other, *bytes, asked, rings) {
+                    until = until.max(Instant::now() + self.wait).min(self.latest);
+                }
             }
             let sockets = all.iter().filter_map(|asked| match asked {
                 Asked::Called { listener, .. } => Some(listener),
-                Asked::Heard(socket) => Some(socket),
+                Asked::Heard(socket, _) => Some(socket),
                 Asked::Taken | Asked::Over(_) => None,
             });
             let sockets: Vec<&Socket<Own>> = sockets.filter(|socket| socket.is_there()).collect();
-            let left = self.until.saturating_duration_since(Instant::now()).min(RING);
+            let left = until.saturating_duration_since(Instant::now()).min(RING);
             if sockets.is_empty() {
                 if all.iter().any(|asked| !matches!(asked, Asked::Over(_))) {
                     std::thread::sleep(left);
@@ -198,7 +212,9 @@ impl Asks<'_> {
         all.into_iter().map(|asked| if let Asked::Over(answer) = asked { answer } else { None }).collect()
     }
 
-    fn go_on<'a>(&'a self, other: &Neighbour, bytes: u64, asked: &mut Asked<'a>, rings: bool) {
+    /// Whether it says that it has some, or that more has left than it said before.
+    fn go_on<'a>(&'a self, other: &Neighbour, bytes: u64, asked: &mut Asked<'a>, rings: bool) -> bool {
+        let mut goes_on = false;
         match asked {
             Asked::Over(_) => {}
             Asked::Taken if rings => *asked = self.call(other),
@@ -209,24 +225,28 @@ impl Asks<'_> {
                 } else if let Ok(socket) = listener.accept() {
                     // Another one that looks whether somebody listens, or somebody who is not meant, is let go.
                     let is_meant = socket.peer().is_ok_and(|peer| peer.pid == other.pid && peer.is_same_user().is_ok());
-                    let left = self.until.saturating_duration_since(Instant::now()).saturating_sub(MARGIN / 2);
+                    let left = self.latest.saturating_duration_since(Instant::now()).saturating_sub(MARGIN / 2);
                     let patience = u64::try_from(left.as_millis()).unwrap_or(0);
                     let request = Request::GiveWay { gpu: self.gpu, bytes, priority: self.priority, patience };
                     let none: [OwnedFd; 0] = [];
                     if is_meant {
                         let said = socket.send(&request.encode(), &none).is_ok();
-                        *asked = if said { Asked::Heard(socket) } else { Asked::Over(None) };
+                        *asked = if said { Asked::Heard(socket, None) } else { Asked::Over(None) };
                     }
                 }
             }
-            Asked::Heard(socket) => {
+            Asked::Heard(socket, left) => {
                 let mut buffer = [0; ROOM];
                 if !socket.is_there() {
                     *asked = Asked::Over(None);
                 } else if let Some(over) = match socket.receive(&mut buffer) {
                     Ok(received) => match Reply::decode(&buffer[..received.bytes]) {
                         Ok(Reply::Done { moved, .. }) => Some(Some(moved)),
-                        Ok(Reply::Progress { .. }) => None,
+                        Ok(Reply::Progress { done, .. }) => {
+                            goes_on = left.is_none_or(|left| done > left);
+                            *left = Some(done).max(*left);
+                            None
+                        }
                         Ok(Reply::Refused { .. }) => Some(Some(0)),
                         Ok(_) | Err(_) => Some(None),
                     },
@@ -241,6 +261,7 @@ impl Asks<'_> {
                 }
             }
         }
+        goes_on
     }
 
     /// Listens beside the page of one, and rings.

@@ -35,6 +35,7 @@ pub fn give_way(
     pid: u32,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vacated, String> {
     let own = live::priority();
     let ordinal = ordinal_of(gpu);
@@ -42,7 +43,7 @@ pub fn give_way(
         return Err(format!("its priority is {own}, and {priority} is lower"));
     };
     let Some(ordinal) = ordinal else { return Ok(Vacated::default()) };
-    Ok(give(ordinal, Gives { bytes, terms, pid: Some(pid) }, deadline, is_wanted))
+    Ok(give(ordinal, Gives { bytes, terms, pid: Some(pid) }, deadline, is_wanted, progress))
 }
 
 /// What is given.
@@ -55,7 +56,13 @@ pub(super) struct Gives {
 }
 
 /// Gives this; [`Vacated::moved`] is what is free now.
-pub(super) fn give(gpu: u32, gives: Gives, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Vacated {
+pub(super) fn give(
+    gpu: u32,
+    gives: Gives,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Vacated {
     let begun = Instant::now();
     let Gives { bytes, terms: Terms { lent, floor }, pid } = gives;
     let taken = || on_gpu(gpu);
@@ -75,12 +82,14 @@ pub(super) fn give(gpu: u32, gives: Gives, deadline: Instant, is_wanted: &dyn Fn
     let left = most.saturating_sub(before.saturating_sub(taken()));
     let mut done = Vacated::default();
     if left > 0 {
+        // Whoever asked may not know yet that there is any.
+        progress(0, left);
         done = vacate::vacate(
             gpu,
             Which::Given { bytes: left, lent, cap: taken().saturating_sub(floor) },
             deadline,
             is_wanted,
-            &mut |_, _| {},
+            progress,
         );
     }
     let after = taken();

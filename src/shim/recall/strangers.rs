@@ -100,7 +100,7 @@ fn borrows(gpu: u32) -> bool {
 
 fn leave(gpu: u32, bytes: u64, pid: Option<u32>) {
     let gives = Gives { bytes, terms: Terms { lent: true, floor: 0 }, pid };
-    give::give(gpu, gives, Instant::now() + PATIENCE, &|| true);
+    give::give(gpu, gives, Instant::now() + PATIENCE, &|| true, &mut |_, _| {});
 }
 
 /// Those of these that are none of the user's under gpupool, and not the helper that keeps GPUs awake.

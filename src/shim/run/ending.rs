@@ -11,9 +11,10 @@ use crate::watch::{context, environment, module, unneeded};
 use gpupool_events::{PlacePeak, ProcessExit, TierTotal};
 use gpupool_pool::{Place, PlaceUsage};
 
-/// The most that the pool may have there; a disk is limited by others.
+/// The most that the pool was ever allowed to have there, as a recall or a drain may have narrowed it since; a disk is limited by others.
 fn limit_of(place: Place, limit: u64) -> Option<u64> {
-    (!place.is_stored()).then_some(limit)
+    let most = memory::accounts().map_or(limit, |accounts| accounts.highest_limit(place));
+    (!place.is_stored()).then_some(most)
 }
 
 /// Logs `process.exit` and writes the summary to stderr.

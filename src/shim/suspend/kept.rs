@@ -2,12 +2,13 @@
 //!
 //! Plain memory of large pages is made ten times as fast as the driver makes host memory (`image/crew.rs`), and it can be swapped out. What
 //! lies there is reached by no GPU, so it comes back before the program goes on, as from a disk. **All of it is copied before any of it leaves**:
-//! what fails meanwhile leaves everything where it was. **On the way back** it goes to the system as soon as what it held has arrived ([`Kept::arrived`]), so
+//! what fails meanwhile leaves everything where it was. **On the way back** it goes to the system as soon as what it held has arrived ([`Kept::look_what_arrived`]), so
 //! that memory which has room only on the host then, as another program took its GPU, is there once and not twice. Rejected: to keep the memory from one suspension to the next, which would make the
 //! second one a fifth faster (45 GB/s and not 38), and would take as much of the host for as long as the program runs.
 
 use super::stored::{Range, Unread};
 use crate::backing::mover::{self, Load};
+use crate::backing::open::Opened;
 use crate::image::Failed;
 use crate::image::crew::{self, Crew, Part, Way};
 use crate::image::plain::Plain;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 /// Memory that is kept.
 pub struct Kept {
-    plain: Arc<Plain>,
+    plain: Vec<Arc<Plain>>,
     ranges: Arc<Mutex<Ranges>>,
 }
 
@@ -65,7 +66,7 @@ impl Kept {
         carried.map_err(|failed| {
             failed.map_or_else(|| "whoever asked for it has gone".to_owned(), |failed| failed.to_string())
         })?;
-        Ok(Self { plain: Arc::new(plain), ranges: Arc::new(Mutex::new(places)) })
+        Ok(Self { plain: vec![Arc::new(plain)], ranges: Arc::new(Mutex::new(places)) })
     }
 
     /// Whether what lies at this address is kept.
@@ -73,29 +74,43 @@ impl Kept {
         self.ranges.lock().at(address).is_some()
     }
 
-    /// The pool has these ranges, of a first and a last address, where GPUs reach them again: of what is kept of them, nothing is needed any more.
-    pub fn arrived(&self, there: impl Iterator<Item = (u64, u64)>) {
+    /// What of it is where GPUs reach it again, by the pool's books, is needed no more.
+    pub fn look_what_arrived(&self, opened: &Opened) {
+        let rows = opened.pool.mapped().into_iter().filter(|row| !row.place.is_stored());
+        self.arrived(rows.map(|row| (row.address, row.address + row.bytes)));
+    }
+
+    /// These ranges, of a first and a last address, are elsewhere: of what is kept of them, nothing is needed any more.
+    fn arrived(&self, there: impl Iterator<Item = (u64, u64)>) {
         let mut gone = Vec::new();
         {
             let mut ranges = self.ranges.lock();
             there.for_each(|(start, end)| ranges.take(start, end, &mut gone));
         }
         for (host, bytes) in gone {
-            // SAFETY: a part of this memory that was taken out of the list, by which alone it is found.
-            unsafe { self.plain.give_back(host, bytes) };
+            // SAFETY: a part of `plain`, of whole frames, that was taken out of the list, by which alone it is found.
+            unsafe { Plain::give_back(host, bytes) };
         }
+    }
+
+    /// Has this one keep what another does, too. What both have at an address is the other's, which came there later.
+    pub fn join(&mut self, other: Self) {
+        self.plain.extend(other.plain);
+        let later = std::mem::take(&mut *other.ranges.lock());
+        self.arrived(later.0.iter().map(|(start, (bytes, _))| (*start, start + bytes)));
+        self.ranges.lock().0.extend(later.0);
     }
 
     /// Has what is kept brought back for the length of `act`, as the pool asks for it; `act` is given what tells why that failed, if it did.
     pub fn reading<T>(&self, driver: &'static Driver, act: impl FnOnce(&Unread) -> T) -> T {
         let unread = Unread::default();
-        let load = loader(driver, Arc::clone(&self.plain), Arc::clone(&self.ranges), unread.clone());
+        let load = loader(driver, self.plain.clone(), Arc::clone(&self.ranges), unread.clone());
         mover::loading(load, || act(&unread))
     }
 }
 
 /// Brings ranges of the pool's addresses to where they are wanted.
-fn loader(driver: &'static Driver, plain: Arc<Plain>, ranges: Arc<Mutex<Ranges>>, unread: Unread) -> Load {
+fn loader(driver: &'static Driver, plain: Vec<Arc<Plain>>, ranges: Arc<Mutex<Ranges>>, unread: Unread) -> Load {
     let mut crew: Option<(Crew, (u64, u32))> = None;
     Box::new(move |owner, gpu, transfers| {
         let mut load = || -> Result<(), String> {

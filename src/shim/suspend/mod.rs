@@ -35,7 +35,7 @@ use crate::{bell, log, process};
 pub use agreement::{Agreement, Alone};
 use gpupool_config::{Mode, format_size};
 use gpupool_cuda::Driver;
-use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
+use gpupool_events::{Finding, HostSettle, ProgramResume, ProgramSuspend};
 pub use gpupool_wire::control::Target;
 use parking_lot::{Mutex, MutexGuard};
 use parting::{Leaves, Parted, Why};
@@ -74,6 +74,8 @@ struct Suspended {
     parted: Vec<Parted>,
     /// What of that is mapped nowhere.
     put: Option<Put>,
+    /// Of a program that nobody suspended: since when it waits for what was put on the host because somebody needs its GPU ([`vacate`]), and for how much.
+    settles: Option<(Instant, u64)>,
 }
 
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
@@ -123,7 +125,7 @@ pub fn suspend(
     agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
-    let mut state = STATE.try_lock_until(deadline).ok_or(BUSY)?;
+    let mut state = settled(deadline)?;
     if state.is_some() {
         return Err("it is suspended already".to_owned());
     }
@@ -146,20 +148,21 @@ pub fn suspend(
     };
     let put = match target {
         Target::Folder(folder) => parting::store(opened, driver, folder, &goes_on, progress).map(|put| (put, None)),
-        Target::Host | Target::Anywhere => parting::keep(opened, driver, target, &goes_on, progress),
+        Target::Host | Target::Anywhere => {
+            let leaves = Leaves::Suspended { target, put: None, full: None };
+            parting::keep(opened, driver, leaves, &goes_on, progress)
+        }
         Target::Peers => Ok((None, None)),
     };
     let (put, full) = match put {
         Ok(put) => put,
         Err(why) => {
             // What has left is on peers.
-            return back_again(state, Suspended { held, parted, put: None }, why);
+            return back_again(state, Suspended { held, parted, put: None, settles: None }, why);
         }
     };
     if put.is_some() {
-        AGENT.store(gpupool_interpose::thread_number() as u32, Ordering::Relaxed);
-        gate::at_end(come_back_for_end);
-        IS_PUT.store(true, Ordering::SeqCst);
+        note_put();
     }
     if *target != Target::Peers {
         // Once all of it is copied it leaves in no time.
@@ -177,7 +180,7 @@ pub fn suspend(
         _ => None,
     };
     if let Some(refusal) = refusal {
-        return back_again(state, Suspended { held, parted, put }, refusal);
+        return back_again(state, Suspended { held, parted, put, settles: None }, refusal);
     }
     give_back(opened);
     pinned::trim("suspend");
@@ -192,7 +195,7 @@ pub fn suspend(
     let done = Done { moved, stayed: stayed.iter().map(|(bytes, _)| bytes).sum(), took: begun.elapsed(), waited };
     let on_disk =
         put.as_ref().and_then(Put::on_disk).map(|stored| (stored.bytes_on_disk(), stored.folder().to_owned()));
-    *state = Some(Suspended { held, parted, put });
+    *state = Some(Suspended { held, parted, put, settles: None });
     drop(state);
     told_anew();
     log::emit(|| {
@@ -259,7 +262,7 @@ pub fn while_stopped<T>(
     agreement: &mut dyn Agreement,
     act: impl FnOnce(Held, &mut dyn Agreement) -> T,
 ) -> Result<T, String> {
-    let state = STATE.try_lock_until(deadline).ok_or(BUSY)?;
+    let state = settled(deadline)?;
     if state.is_some() {
         return Err("it is suspended; resume it first".to_owned());
     }
@@ -276,7 +279,7 @@ pub fn while_stopped<T>(
 /// # Errors
 /// Why it would not, in words.
 pub fn is_freezable() -> Result<Done, String> {
-    if STATE.lock().is_none() {
+    if STATE.lock().as_ref().is_none_or(|state| state.settles.is_some()) {
         return Err("it is not suspended".to_owned());
     }
     let opened = open::opened().ok_or("it has no pool")?;
@@ -331,7 +334,7 @@ pub fn suspend_by_itself(target: &Target, deadline: Instant) -> Result<Done, Str
 /// # Errors
 /// It is not suspended; or something is on a disk and could not be brought back: the program stays suspended, and has all that it had.
 pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
-    let is_suspended = STATE.lock().is_some();
+    let is_suspended = settled(Instant::now() + TO_SETTLE)?.is_some();
     let done = match is_suspended {
         false if vacate::is_any_left() => vacate::bring_left(progress),
         _ => come_back(progress)?,
@@ -353,10 +356,112 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     Ok(done)
 }
 
+/// What was put away has to come back before the process ends.
+fn note_put() {
+    AGENT.store(gpupool_interpose::thread_number() as u32, Ordering::Relaxed);
+    gate::at_end(come_back_for_end);
+    IS_PUT.store(true, Ordering::SeqCst);
+}
+
+/// How long the program's memory has to become the host's where somebody waits for that.
+const TO_SETTLE: Duration = Duration::from_secs(120);
+/// How soon that is tried again where it failed, at first.
+const SOON: Duration = Duration::from_millis(10);
+/// How long it is worked at without a look at what else is asked.
+const SLICE: Duration = Duration::from_secs(1);
+
+/// The state, once nothing is on its way to the host any more.
+///
+/// # Errors
+/// Somebody else has it; or that found no place; in words.
+fn settled(deadline: Instant) -> Result<MutexGuard<'static, Option<Suspended>>, String> {
+    let mut state = STATE.try_lock_until(deadline).ok_or(BUSY)?;
+    while state.as_ref().is_some_and(|state| state.settles.is_some()) {
+        if Instant::now() >= deadline {
+            return Err("its memory is on its way to the host, since another program needs its GPU".to_owned());
+        }
+        settle_in(&mut state, Instant::now() + SLICE)?;
+    }
+    Ok(state)
+}
+
+/// The pool's memory that was put in plain memory of the host, so that its GPU was free at once, becomes memory of the host that GPUs reach, and then the
+/// program goes on: some of it at each call. How long nothing need be done; `None`: nothing is there.
+pub fn settle() -> Option<Duration> {
+    // Whoever has it sees to it.
+    let mut state = STATE.try_lock()?;
+    state.as_ref().filter(|state| state.settles.is_some())?;
+    // When it may be tried again, and how long the pause is behind that.
+    static NEXT: Mutex<Option<(Instant, Duration)>> = Mutex::new(None);
+    let (at, pause) = NEXT.lock().unwrap_or((Instant::now(), SOON));
+    let left = at.saturating_duration_since(Instant::now());
+    if !left.is_zero() {
+        return Some(left);
+    }
+    let settled = settle_in(&mut state, Instant::now() + SLICE);
+    let is_over = state.is_none();
+    drop(state);
+    match settled {
+        Ok(()) => {
+            *NEXT.lock() = None;
+            (!is_over).then_some(Duration::ZERO)
+        }
+        Err(why) => {
+            *NEXT.lock() = Some((Instant::now() + pause, (2 * pause).min(AGAIN)));
+            // Once: what fails for a moment is nobody's concern.
+            if pause < AGAIN && 2 * pause >= AGAIN {
+                tracing::error!(
+                    target: "gpupool::memory", about = "suspend",
+                    "the program waits with all that it has, since what left its GPU for another program has no place on the host: {why}. \
+                     That is tried again each second"
+                );
+            }
+            Some(pause)
+        }
+    }
+}
+
+/// Until then.
+fn settle_in(state: &mut Option<Suspended>, until: Instant) -> Result<(), String> {
+    let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { return Ok(()) };
+    let Some(Suspended { held, put, settles: Some((since, bytes)), .. }) = &*state else { return Ok(()) };
+    let left = match put.as_ref().and_then(Put::on_host) {
+        Some(kept) => parting::settle(opened, driver, held, kept, until),
+        None => Ok(0),
+    };
+    match left {
+        Ok(0) => {}
+        Ok(_) => return Ok(()),
+        Err(why) => {
+            *FAILED.lock() = Some((why.clone(), Instant::now()));
+            FAILURES.fetch_add(1, Ordering::Release);
+            return Err(why);
+        }
+    }
+    let (stood, bytes) = (since.elapsed(), *bytes);
+    if let Some(Suspended { held, put, .. }) = state.take() {
+        IS_PUT.store(false, Ordering::Release);
+        *FAILED.lock() = None;
+        drop(held);
+        // The program goes on meanwhile.
+        drop(put);
+    }
+    told_anew();
+    log::emit(|| {
+        let text = format!(
+            "{} that left for plain memory of the host are where GPUs reach them, and the program goes on after {} ms",
+            format_size(bytes),
+            stood.as_millis()
+        );
+        (HostSettle { bytes, microseconds: stood.as_micros() as u64 }, text)
+    });
+    Ok(())
+}
+
 /// As [`resume`], without a word.
 fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     let mut state = STATE.lock();
-    let Some(Suspended { held, parted, put }) = state.take() else {
+    let Some(Suspended { held, parted, put, .. }) = state.take() else {
         return Err("it is not suspended".to_owned());
     };
     let begun = Instant::now();
@@ -371,7 +476,7 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     let (moved, stayed) = match back {
         Ok(back) => back,
         Err((why, parted)) => {
-            *state = Some(Suspended { held, parted, put });
+            *state = Some(Suspended { held, parted, put, settles: None });
             drop(state);
             *FAILED.lock() = Some((why.clone(), Instant::now()));
             FAILURES.fetch_add(1, Ordering::Release);

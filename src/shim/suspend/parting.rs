@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 /// What moves at a time, so that the end of the process waits for no more: as much as makes the calls that surround it cheap. More where a
 /// chunk or block is larger.
 const BATCH: u64 = 1 << 30;
+/// What is copied to plain memory before it leaves one GPU: half a second's work. What copies it is made anew for each, which takes a twentieth of that.
+const AT_ONCE: u64 = 16 << 30;
 
 /// How often something is tried beside a call that ends a context, and how long that is waited for each time.
 const TRIES: u32 = 20;
@@ -34,10 +36,23 @@ pub enum Leaves<'a> {
     Suspended { target: &'a Target, put: Option<&'a Put>, full: Option<&'a Why> },
     /// What lies on this GPU, while the program goes on; `lent`: only what is for other GPUs. So many bytes at least, of others' first, and
     /// no more than `cap`.
-    Gpu { gpu: u32, lent: bool, most: u64, cap: u64 },
+    Gpu { gpu: u32, lent: bool, most: u64, cap: u64, onto: Onto<'a> },
 }
 
-impl Leaves<'_> {
+/// Where memory of one GPU goes.
+#[derive(Clone, Copy)]
+pub enum Onto<'a> {
+    /// To peers and to the host.
+    Anywhere,
+    Peers,
+    /// What was copied already goes there, and the program's own memory to peers and to the host. As for [`Leaves::Suspended`].
+    Put {
+        put: &'a Put,
+        full: Option<&'a Why>,
+    },
+}
+
+impl<'a> Leaves<'a> {
     /// Whether this is a place that is left. A suspended program leaves GPUs that it works on; where all of its memory goes to the host, any;
     /// and where it goes to a disk, all memory there is.
     fn place(self, place: Place) -> bool {
@@ -56,16 +71,33 @@ impl Leaves<'_> {
 
     /// Whether this piece of a block may leave.
     fn piece(self, piece: &Piece<Physical>) -> bool {
-        let is_put = || match self {
-            Self::Suspended { put: Some(put), .. } => put.has(piece.address),
-            _ => !self.is_put(),
-        };
+        let is_put = || self.put().map_or(!self.is_put(), |put| put.has(piece.address));
         self.place(piece.place) && is_put()
     }
 
     /// Whether only what was copied before leaves.
     fn is_put(self) -> bool {
-        matches!(self, Self::Suspended { target, .. } if *target != Target::Peers)
+        match self {
+            Self::Suspended { target, .. } => *target != Target::Peers,
+            Self::Gpu { onto, .. } => matches!(onto, Onto::Put { .. }),
+        }
+    }
+
+    /// Where it was copied to.
+    fn put(self) -> Option<&'a Put> {
+        match self {
+            Self::Suspended { put, .. } => put,
+            Self::Gpu { onto: Onto::Put { put, .. }, .. } => Some(put),
+            Self::Gpu { .. } => None,
+        }
+    }
+
+    /// Why not all of it was.
+    fn full(self) -> Option<&'a Why> {
+        match self {
+            Self::Suspended { full, .. } | Self::Gpu { onto: Onto::Put { full, .. }, .. } => full,
+            Self::Gpu { .. } => None,
+        }
     }
 
     /// Whether memory for this GPU is concerned at all.
@@ -79,6 +111,7 @@ impl Leaves<'_> {
             (_, Place::Disk | Place::Pageable) => false,
             (Self::Suspended { target, .. }, Place::Gpu(_)) => matches!(target, Target::Anywhere | Target::Peers),
             (Self::Suspended { target, .. }, Place::Host(_)) => *target != Target::Peers,
+            (Self::Gpu { onto: Onto::Peers, .. }, Place::Host(_)) => false,
             // Who goes on computes there, also together with another GPU.
             (Self::Gpu { .. }, place) => tiers::keeps_atomics(opened, place),
         }
@@ -185,7 +218,7 @@ struct Leaving<'a> {
 }
 
 /// What of the pool's memory at the places that are left may leave, in whole frames, as it comes back.
-fn ranges(opened: &Opened, is_left: impl Fn(Place) -> bool) -> Vec<Range> {
+fn ranges(stretches: &[Stretch], is_left: impl Fn(Place) -> bool) -> Vec<Range> {
     let leaves =
         |piece: &&Piece<Physical>| piece.anchors.is_empty() && !piece.place.is_stored() && is_left(piece.place);
     let frames = |block: Block, piece: &Piece<Physical>| {
@@ -195,7 +228,7 @@ fn ranges(opened: &Opened, is_left: impl Fn(Place) -> bool) -> Vec<Range> {
     let of = |(block, pieces): &(Block, Vec<Piece<Physical>>)| -> Vec<Range> {
         pieces.iter().filter(leaves).map(|piece| frames(*block, piece)).collect()
     };
-    let mut ranges: Vec<Range> = opened.pool.stretches().iter().flat_map(of).collect();
+    let mut ranges: Vec<Range> = stretches.iter().flat_map(of).collect();
     // Each owner's one after the other: what copies them is made for one owner.
     ranges.sort_by_key(|range| (range.block.home, range.block.owner, range.address));
     ranges
@@ -212,7 +245,7 @@ pub fn store(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Option<Put>, String> {
-    let ranges = ranges(opened, |place| !terms::is_place_left_alone(place));
+    let ranges = ranges(&opened.pool.stretches(), |place| !terms::is_place_left_alone(place));
     if ranges.is_empty() {
         return Ok(None);
     }
@@ -223,25 +256,41 @@ pub fn store(
 }
 
 /// Copies as much of the pool's memory that is to leave to plain memory of the host as there is room for; `None` where that is nothing, and why it was not
-/// all.
+/// all. Of one GPU about as much as [`AT_ONCE`], and only what may lie on the host; there is room for a further [`BATCH`] on the host, which takes it over
+/// ([`settle`]).
 ///
 /// # Errors
 /// Why not, in words.
 pub fn keep(
     opened: &'static Opened,
     driver: &'static Driver,
-    target: &Target,
+    leaves: Leaves<'_>,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Option<Put>, Option<Why>), String> {
-    let leaves = Leaves::Suspended { target, put: None, full: None };
-    let mut ranges = ranges(opened, |place| leaves.place(place));
+    let (mut near, own) = chosen(opened, leaves);
+    if matches!(leaves, Leaves::Gpu { .. }) {
+        near.retain(|(block, _)| host_for(opened, block.home).is_some());
+        let mut sum = 0;
+        let first = batches(&near).take_while(|batch| {
+            let goes = sum < AT_ONCE;
+            sum += batch.iter().map(|(_, pieces)| there(leaves, pieces)).sum::<u64>();
+            goes
+        });
+        near.truncate(first.map(<[Stretch]>::len).sum());
+    }
+    let mut ranges = ranges(&near, |place| leaves.place(place));
     let accounts = opened.pool.accounts();
     let mut hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host()).peekable();
     let Some(&first) = hosts.peek() else { return Ok((None, Some(Why::nowhere()))) };
     let allowed: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
-    let own = handles::by_hand::all().into_iter().filter(|own| leaves.place(own.place)).map(|own| own.bytes).sum();
-    let mut room = allowed.min(host::available().unwrap_or(u64::MAX)).saturating_sub(own);
+    let own = own.into_iter().map(|own| own.bytes).sum();
+    let mut there = host::available().unwrap_or(u64::MAX);
+    if matches!(leaves, Leaves::Gpu { .. }) {
+        there -= BATCH.min(there / 2);
+    }
+    // What is in plain memory already will be the host's as well.
+    let mut room = allowed.saturating_sub(accounts.taken(Place::Pageable)).min(there).saturating_sub(own);
     let lacks = ranges.iter().map(|range| range.bytes).sum::<u64>().saturating_sub(room);
     ranges.retain(|range| {
         let fits = range.bytes <= room;
@@ -263,6 +312,74 @@ pub fn keep(
     Kept::copy(driver, &ranges, &mut heard).map(|kept| (Some(Put::Host(kept)), full))
 }
 
+/// The first place on the host that memory of this GPU may go to while its program goes on.
+fn host_for(opened: &Opened, home: u32) -> Option<Place> {
+    opened.plan.order(home).into_iter().find(|place| place.is_host() && tiers::keeps_atomics(opened, *place))
+}
+
+/// Has what was put in plain memory become memory of the host that GPUs reach, a batch after the other until `until`, and gives the plain memory of each back;
+/// how many bytes are left.
+///
+/// # Errors
+/// Nothing more of it found a place; why, in words.
+pub fn settle(
+    opened: &'static Opened,
+    driver: &'static Driver,
+    held: &Held,
+    kept: &Kept,
+    until: Instant,
+) -> Result<u64, String> {
+    kept.reading(driver, |unread| {
+        loop {
+            // Of what was freed meanwhile nothing is left there either. All work is over, so this waits for nothing.
+            let gpus: Vec<u32> = opened.plan.members.keys().copied().collect();
+            opened.pool.trim(Some(Place::Pageable), None, &gpus);
+            let wishes = put_down(opened);
+            let left = |wishes: &[Wish]| wishes.iter().map(|wish| wish.bytes).sum::<u64>();
+            let before = left(&wishes);
+            if wishes.is_empty() || Instant::now() >= until {
+                return Ok(before);
+            }
+            let mut sum = 0;
+            let count = wishes.iter().take_while(|wish| {
+                let goes = sum < BATCH;
+                sum += wish.bytes;
+                goes
+            });
+            let batch = &wishes[..count.count()];
+            let mut why = None;
+            if let Err(cause) = rearrange(opened, driver, held, batch) {
+                why = Some(cause);
+                for wish in batch.iter().take_while(|_| unread.why().is_none()) {
+                    nearest(opened, driver, held, *wish);
+                }
+            }
+            let after = put_down(opened);
+            kept.look_what_arrived(opened);
+            if left(&after) >= before {
+                return Err(unread.why().or(why.map(|why| why.text)).unwrap_or_else(|| Why::nowhere().text));
+            }
+        }
+    })
+}
+
+/// What of blocks lies in plain memory, each to go to the host.
+fn put_down(opened: &Opened) -> Vec<Wish> {
+    let mut wishes: Vec<Wish> = Vec::new();
+    for (block, pieces) in opened.pool.stretches() {
+        let to = host_for(opened, block.home).unwrap_or(Place::Gpu(block.home));
+        for piece in pieces.iter().filter(|piece| piece.place == Place::Pageable) {
+            match wishes.last_mut() {
+                Some(last) if last.address + last.bytes == piece.address && last.address >= block.address => {
+                    last.bytes += piece.bytes;
+                }
+                _ => wishes.push(Wish { address: piece.address, bytes: piece.bytes, to }),
+            }
+        }
+    }
+    wishes
+}
+
 /// Has everything that `leaves` names leave. From `until` on nothing more is begun, and what is left stayed because it was late
 /// ([`is_late`]).
 pub fn leave(
@@ -276,58 +393,15 @@ pub fn leave(
     let mut leaving = Leaving { opened, driver, held, leaves, stayed: BTreeMap::new() };
     let is_over = || until.is_some_and(|until| Instant::now() >= until);
     let late = || Why::new(LATE, "the time was over");
-    let mut near: Vec<Stretch> = opened
-        .pool
-        .stretches()
-        .into_iter()
-        .filter(|(block, pieces)| leaves.concerns(block.home) && pieces.iter().any(|piece| leaves.place(piece.place)))
-        .collect();
-    // What the program made itself is no memory of the pool's, and goes to the host where that goes to a disk.
-    let leaves_own = |own: &handles::by_hand::Own| {
-        matches!(own.place, Place::Gpu(_)) && leaves.concerns(own.asked) && leaves.place(own.place)
-    };
-    let mut own: Vec<_> = handles::by_hand::all().into_iter().filter(leaves_own).collect();
-    let on_gpus = |pieces: &[Piece<Physical>]| -> u64 {
-        pieces.iter().filter(|piece| leaves.place(piece.place)).map(|piece| piece.bytes).sum()
-    };
-    if let Leaves::Gpu { gpu, most, cap, .. } = leaves {
-        let pooled = near.iter().map(|(block, pieces)| (block.home == gpu, on_gpus(pieces)));
-        let kept = least(&pooled.chain(own.iter().map(|own| (own.asked == gpu, own.bytes))).collect::<Vec<_>>(), most);
-        let mut keeps = kept.into_iter();
-        near.retain(|_| keeps.next().unwrap_or(true));
-        own.retain(|_| keeps.next().unwrap_or(true));
-        // Of blocks that stand on several chunks no more of these than it takes.
-        let mut cap = cap;
-        own.retain(|own| {
-            let fits = own.bytes <= cap;
-            cap -= if fits { own.bytes } else { 0 };
-            fits
-        });
-        let mut left = most.saturating_sub(own.iter().map(|own| own.bytes).sum());
-        near.sort_by_key(|(block, _)| (block.home == gpu, block.address));
-        for (_, pieces) in &mut near {
-            pieces.retain(|piece| {
-                if !leaves.place(piece.place) {
-                    return true;
-                }
-                let goes = left > 0 && piece.bytes <= cap;
-                if goes {
-                    (left, cap) = (left.saturating_sub(piece.bytes), cap - piece.bytes);
-                }
-                goes
-            });
-        }
-        near.sort_by_key(|(block, _)| block.address);
-    }
+    let (near, own) = chosen(opened, leaves);
+    let on_gpus = |pieces: &[Piece<Physical>]| there(leaves, pieces);
     let total =
         near.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>() + own.iter().map(|own| own.bytes).sum::<u64>();
     progress(0, total);
-    if let Leaves::Suspended { full, .. } = leaves
-        && leaves.is_put()
-    {
+    if leaves.is_put() {
         let pieces = near.iter().flat_map(|(_, pieces)| pieces);
         for piece in pieces.filter(|piece| leaves.place(piece.place) && !leaves.piece(piece)) {
-            let why = if piece.anchors.is_empty() { full.cloned() } else { Some(Why::pages()) };
+            let why = if piece.anchors.is_empty() { leaves.full().cloned() } else { Some(Why::pages()) };
             if let Some(why) = why {
                 *leaving.stayed.entry(why).or_default() += piece.bytes;
             }
@@ -384,6 +458,56 @@ pub fn leave(
     (parted, leaving.stayed.into_iter().map(|(why, bytes)| (bytes, why)).collect())
 }
 
+/// Bytes of these at places that are left.
+fn there(leaves: Leaves<'_>, pieces: &[Piece<Physical>]) -> u64 {
+    pieces.iter().filter(|piece| leaves.place(piece.place)).map(|piece| piece.bytes).sum()
+}
+
+/// What `leaves` names, of the pool and of the program's own memory.
+fn chosen(opened: &Opened, leaves: Leaves<'_>) -> (Vec<Stretch>, Vec<handles::by_hand::Own>) {
+    let mut near: Vec<Stretch> = opened
+        .pool
+        .stretches()
+        .into_iter()
+        .filter(|(block, pieces)| leaves.concerns(block.home) && pieces.iter().any(|piece| leaves.place(piece.place)))
+        .collect();
+    // What the program made itself is no memory of the pool's, and goes to the host where that goes to a disk.
+    let leaves_own = |own: &handles::by_hand::Own| {
+        matches!(own.place, Place::Gpu(_)) && leaves.concerns(own.asked) && leaves.place(own.place)
+    };
+    let mut own: Vec<_> = handles::by_hand::all().into_iter().filter(leaves_own).collect();
+    if let Leaves::Gpu { gpu, most, cap, .. } = leaves {
+        let pooled = near.iter().map(|(block, pieces)| (block.home == gpu, there(leaves, pieces)));
+        let kept = least(&pooled.chain(own.iter().map(|own| (own.asked == gpu, own.bytes))).collect::<Vec<_>>(), most);
+        let mut keeps = kept.into_iter();
+        near.retain(|_| keeps.next().unwrap_or(true));
+        own.retain(|_| keeps.next().unwrap_or(true));
+        // Of blocks that stand on several chunks no more of these than it takes.
+        let mut cap = cap;
+        own.retain(|own| {
+            let fits = own.bytes <= cap;
+            cap -= if fits { own.bytes } else { 0 };
+            fits
+        });
+        let mut left = most.saturating_sub(own.iter().map(|own| own.bytes).sum());
+        near.sort_by_key(|(block, _)| (block.home == gpu, block.address));
+        for (_, pieces) in &mut near {
+            pieces.retain(|piece| {
+                if !leaves.place(piece.place) {
+                    return true;
+                }
+                let goes = left > 0 && piece.bytes <= cap;
+                if goes {
+                    (left, cap) = (left.saturating_sub(piece.bytes), cap - piece.bytes);
+                }
+                goes
+            });
+        }
+        near.sort_by_key(|(block, _)| block.address);
+    }
+    (near, own)
+}
+
 /// Which of these, each for the GPU that it lies on or not and of so many bytes, make `most` bytes: what is for others first, and all of these
 /// where less is there.
 fn least(all: &[(bool, u64)], most: u64) -> Vec<bool> {
@@ -438,8 +562,7 @@ impl Leaving<'_> {
     /// Where memory of the pool may go that belongs to this GPU, best first.
     fn targets(&self, home: u32) -> Vec<Place> {
         match self.leaves {
-            Leaves::Suspended { put: Some(put), .. } => vec![put.place()],
-            leaves if leaves.is_put() => Vec::new(),
+            leaves if leaves.is_put() => leaves.put().map(Put::place).into_iter().collect(),
             _ => self.order(home),
         }
     }

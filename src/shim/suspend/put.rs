@@ -22,6 +22,21 @@ impl Put {
         }
     }
 
+    /// What of it is in plain memory of the host.
+    pub fn on_host(&self) -> Option<&Kept> {
+        match self {
+            Self::Disk(_) => None,
+            Self::Host(kept) => Some(kept),
+        }
+    }
+
+    /// Adds what was put to the host as well.
+    pub fn join(&mut self, other: Self) {
+        if let (Self::Host(kept), Self::Host(other)) = (self, other) {
+            kept.join(other);
+        }
+    }
+
     /// Whether what lies at this address was put there.
     pub fn has(&self, address: u64) -> bool {
         match self {
@@ -51,8 +66,7 @@ impl Put {
     /// What of it is where GPUs reach it again is needed no more, by the pool's books. Of files none is removed before all is back.
     pub fn look_what_arrived(&self, opened: &Opened) {
         if let Self::Host(kept) = self {
-            let rows = opened.pool.mapped().into_iter().filter(|row| !row.place.is_stored());
-            kept.arrived(rows.map(|row| (row.address, row.address + row.bytes)));
+            kept.look_what_arrived(opened);
         }
     }
 

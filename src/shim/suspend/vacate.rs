@@ -3,11 +3,16 @@
 //!
 //! The accounts say already that nothing new goes there ([`crate::backing::terms`]), so this ends. The program stands still for half a second at
 //! a time at most, and for as long as its GPUs need to come to rest before that.
+//!
+//! **Where somebody waits**, what finds no room on other GPUs goes to plain memory of the host first, ten times as fast as the driver makes memory there
+//! (RESULTS.md), and the GPU is free at once. The program stands still until that is memory of the host which GPUs reach ([`super::settle`]): for longer in
+//! one go than by slices, and no longer in all.
 
-use super::parting::{self, Leaves, Parted, Why};
-use super::{Agreement, BUSY, Done, STATE, hold, opened, told_anew};
-use crate::backing::{open, terms};
-use crate::gate::{self, Disturbed};
+use super::parting::{self, Leaves, Onto, Parted, Why};
+use super::put::Put;
+use super::{Agreement, BUSY, Done, STATE, Suspended, hold, opened, told_anew};
+use crate::backing::{open, residence, terms};
+use crate::gate::{self, Disturbed, Held};
 use crate::log;
 use crate::nvml;
 use crate::process;
@@ -28,6 +33,9 @@ const SLICE: Duration = Duration::from_millis(500);
 const BREATH: Duration = Duration::from_millis(500);
 /// The same where somebody waits for the memory.
 const SHORT_BREATH: Duration = Duration::from_millis(20);
+
+/// Bytes a second of host memory that the driver makes (H200; RESULTS.md).
+const HOST_IS_MADE: f64 = 3.4e9;
 
 /// What a GPU still has of this process, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +99,15 @@ impl Which {
     /// For how long the program goes on in between. Somebody waits for what is given.
     fn breath(self) -> Duration {
         if matches!(self, Which::Given { .. }) { SHORT_BREATH } else { BREATH }
+    }
+
+    /// Whether so much is to be gone sooner than the driver makes as much memory on the host, while the program goes on for half of the time.
+    fn hurries(self, bytes: u64, time: Duration) -> bool {
+        match self {
+            Which::Given { .. } => true,
+            Which::All => bytes as f64 / HOST_IS_MADE > time.as_secs_f64() / 2.0,
+            Which::Lent | Which::Most(_) => false,
+        }
     }
 
     /// Why freed memory goes, for the log.
@@ -264,9 +281,12 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     let mut why = "there is no room for it".to_owned();
     while !away.is_empty() {
         let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { break };
-        let Some(state) = STATE.try_lock_until(deadline) else {
-            why = BUSY.to_owned();
-            break;
+        let state = match super::settled(deadline) {
+            Ok(state) => state,
+            Err(text) => {
+                why = text;
+                break;
+            }
         };
         // What a suspended program has where is settled when it is resumed.
         if state.is_some() {
@@ -358,8 +378,10 @@ fn leave(
         let text = BUSY.to_owned();
         return (0, vec![(lies_there(opened, gpu, which.bounds().0), Why { cause: "rest", text })]);
     };
+    let mut state = state;
     let mut moved = 0;
     let mut total = None;
+    let (mut may_hurry, mut may_to_peers) = (true, true);
     loop {
         let (lent, most) = which.bounds();
         let most = if most == u64::MAX { most } else { most.saturating_sub(moved) };
@@ -368,26 +390,58 @@ fn leave(
             return (moved, Vec::new());
         }
         let total = *total.get_or_insert(there);
-        let own;
-        let held = match &*state {
-            Some(suspended) => &suspended.held,
+        let own = match &*state {
+            Some(_) => None,
             None => match hold(driver, deadline, is_wanted, &mut Gently(which.breath())) {
-                Ok(held) => {
-                    own = held;
-                    &own
-                }
+                Ok(held) => Some(held),
                 Err(text) => return (moved, vec![(there, Why { cause: "rest", text })]),
             },
         };
-        let until = deadline.min(Instant::now() + SLICE);
+        let Some(held) = own.as_ref().or(state.as_ref().map(|state| &state.held)) else { return (moved, Vec::new()) };
+        let is_suspended = state.as_ref().is_some_and(|state| state.settles.is_none());
+        let hurries =
+            may_hurry && !is_suspended && which.hurries(there, deadline.saturating_duration_since(Instant::now()));
         let before = moved;
         let mut step = |done: u64, _: u64| progress((before + done).min(total), total);
-        let leaves = Leaves::Gpu { gpu, lent, most, cap: which.cap().saturating_sub(moved) };
-        let (parted, stayed) = parting::leave(opened, driver, held, leaves, Some(until), &mut step);
-        moved += parted.iter().map(Parted::bytes).sum::<u64>();
+        let cap = which.cap().saturating_sub(moved);
+        let leaves = |onto| Leaves::Gpu { gpu, lent, most, cap, onto };
+        let until = deadline.min(Instant::now() + SLICE);
+        let (mut parted, mut stayed, mut put) = (Vec::new(), Vec::new(), None);
+        if !hurries && state.as_ref().is_some_and(|state| state.settles.is_some()) {
+            // There is room on the host for what waits for it, and nobody knows how much more.
+            return (moved, vec![(there, Why { cause: "room", text: "the host has no room for it".to_owned() })]);
+        }
+        if !hurries {
+            (parted, stayed) = parting::leave(opened, driver, held, leaves(Onto::Anywhere), Some(until), &mut step);
+        } else {
+            if may_to_peers {
+                (parted, stayed) = parting::leave(opened, driver, held, leaves(Onto::Peers), Some(until), &mut step);
+                may_to_peers = stayed.iter().any(|(_, why)| parting::is_late(why));
+            }
+            if parted.is_empty() {
+                let kept = parting::keep(opened, driver, leaves(Onto::Anywhere), is_wanted, &mut step);
+                let full;
+                (put, full) = kept.unwrap_or_else(|why| {
+                    tracing::debug!(target: "gpupool::memory", about = "recall", "nothing was put in plain memory: {why}");
+                    may_hurry = false;
+                    (None, None)
+                });
+                if let Some(put) = &put {
+                    super::note_put();
+                    let onto = Onto::Put { put, full: full.as_ref() };
+                    (parted, stayed) = parting::leave(opened, driver, held, leaves(onto), None, &mut |_, _| {});
+                }
+                may_hurry &= full.is_none() && !parted.is_empty();
+            }
+        }
+        let went = parted.iter().map(Parted::bytes).sum::<u64>();
+        moved += went;
+        if went > 0 {
+            residence::is_far();
+        }
         match which {
             // What is settled when it is resumed.
-            Which::All if state.is_some() => {}
+            Which::All if is_suspended => {}
             Which::All => AWAY.lock().entry(gpu).or_default().extend(parted),
             Which::Given { .. } => {
                 let before = GIVEN.lock().remove(&gpu).unwrap_or_default();
@@ -396,15 +450,36 @@ fn leave(
             }
             Which::Lent | Which::Most(_) => {}
         }
+        if let Some(put) = put {
+            settles(&mut state, own, put, went);
+        }
         // What the memory stood on goes home, or the next part of it would have no room where it goes to.
         give_back(gpu, which);
-        let goes_on = stayed.iter().any(|(_, why)| parting::is_late(why));
-        if !goes_on || moved == before || Instant::now() >= deadline || !is_wanted() {
+        let goes_on = hurries || stayed.iter().any(|(_, why)| parting::is_late(why));
+        if !goes_on || moved == before && !hurries || Instant::now() >= deadline || !is_wanted() {
             return (moved, stayed);
         }
-        if state.is_none() {
+        if state.is_none() && !hurries {
             std::thread::sleep(which.breath().min(deadline.saturating_duration_since(Instant::now())));
         }
+    }
+}
+
+/// So much of the program's memory was put on the host; it stands still until that is memory of the host that GPUs reach.
+fn settles(state: &mut Option<Suspended>, held: Option<Held>, put: Put, bytes: u64) {
+    match (state.as_mut(), held) {
+        (Some(Suspended { put: Some(before), settles, .. }), _) => {
+            before.join(put);
+            if let Some((_, sum)) = settles {
+                *sum += bytes;
+            }
+        }
+        (None, Some(held)) => {
+            let settles = Some((Instant::now(), bytes));
+            *state = Some(Suspended { held, parted: Vec::new(), put: Some(put), settles });
+        }
+        // It is so only while it is settled.
+        (Some(_), _) | (None, None) => {}
     }
 }
 
@@ -497,4 +572,17 @@ fn besides(gpu: u32, told: u64) -> Vec<Rest> {
         });
     }
     rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_hurries_only_where_the_driver_would_take_longer_than_there_is_time() {
+        let minute = Duration::from_secs(60);
+        assert!(!Which::All.hurries(100_000_000_000, minute) && Which::All.hurries(110_000_000_000, minute));
+        assert!(!Which::Lent.hurries(u64::MAX, Duration::ZERO) && !Which::Most(1).hurries(u64::MAX, Duration::ZERO));
+        assert!(Which::Given { bytes: 1, lent: true, cap: 1 }.hurries(1, minute));
+    }
 }

@@ -1,7 +1,8 @@
 //! How processes are called, in text and in JSON alike.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::logs::Logs;
 use super::process::{End, Process};
 use crate::terminal::clean;
 use crate::words::ranges;
@@ -10,8 +11,9 @@ use crate::words::ranges;
 const HOSTS: usize = 4;
 
 /// A name for each process: `rank 3` where no other has that rank, else `pid 4711`; with its host, `node7 rank 3`, where the logs are of
-/// several. Hosts are known of ranks alone.
-pub fn labels(processes: &[Process]) -> Vec<String> {
+/// several. Hosts are known of ranks alone: where processes of several logs would have one name, since each host counts by itself, they have their log's.
+pub fn labels(logs: &Logs) -> Vec<String> {
+    let processes = &logs.processes[..];
     let rank = |process: &Process| process.start.as_ref().and_then(|start| start.local_rank);
     let hosts: BTreeSet<&str> = processes.iter().filter_map(Process::host).collect();
     let label = |process: &Process| {
@@ -33,7 +35,15 @@ pub fn labels(processes: &[Process]) -> Vec<String> {
             labels[index] = format!("{} program {}", label(&processes[index]), number + 1);
         }
     }
-    labels
+    let mut by_label: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+    for (label, process) in labels.iter().zip(processes) {
+        by_label.entry(label).or_default().insert(process.log);
+    }
+    let named = labels.iter().zip(processes).map(|(label, process)| {
+        let log = logs.logs.get(process.log).filter(|_| by_label[label.as_str()].len() > 1);
+        log.map_or_else(|| label.clone(), |log| format!("{label} of {}", clean(&log.path.display().to_string())))
+    });
+    named.collect()
 }
 
 /// Processes whose logs end before what is judged at the end of a process. A child of a fork has no start in its log, and

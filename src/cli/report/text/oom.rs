@@ -13,7 +13,7 @@ const FULL: usize = 4;
 
 /// The page: of each process the last refusal in full, and the ones before in a line each.
 pub fn page(logs: &Logs, colours: bool) -> String {
-    let labels = labels(&logs.processes);
+    let labels = labels(logs);
     let mut page = Page::new(colours);
     let refused: Vec<(&Process, &String)> =
         logs.processes.iter().zip(&labels).filter(|(process, _)| process.refusals.times > 0).collect();

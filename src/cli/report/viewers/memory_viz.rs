@@ -170,7 +170,7 @@ impl MemoryViz {
     /// Writes the file.
     pub fn write(&self, logs: &Logs, out: impl Write) -> io::Result<Written> {
         let devices = Devices::new(&self.processes, logs);
-        let labels = labels(&logs.processes);
+        let labels = labels(logs);
         let mut file =
             File { pickle: Pickle::new(out)?, stacks: HashMap::new(), names: &self.names, logs, labels: &labels };
         let mut snapshot = file.pickle.dictionary()?;

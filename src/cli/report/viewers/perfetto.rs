@@ -206,7 +206,7 @@ impl<W: Write> Perfetto<W> {
     /// # Errors
     /// The first write that failed.
     pub fn finish(mut self, logs: &Logs, found: &[Found]) -> io::Result<u64> {
-        for (process, label) in logs.processes.iter().zip(labels(&logs.processes)) {
+        for (process, label) in logs.processes.iter().zip(labels(logs)) {
             let end = nanoseconds(process.last);
             for context in process.contexts.iter().filter(|context| context.gone.is_none()) {
                 self.context(process, context, end);

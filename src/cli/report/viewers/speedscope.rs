@@ -39,7 +39,7 @@ impl Frames {
 pub fn write(logs: &Logs, mut out: impl Write) -> io::Result<usize> {
     let mut known = Frames::default();
     let mut profiles: Vec<Profile> = Vec::new();
-    for (process, label) in logs.processes.iter().zip(labels(&logs.processes)) {
+    for (process, label) in logs.processes.iter().zip(labels(logs)) {
         for question in questions(process) {
             let name = format!("{label}: {}", question.name);
             let mut profile = Profile { name, samples: Vec::new(), weights: Vec::new() };
