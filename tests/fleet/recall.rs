@@ -176,6 +176,19 @@ fn a_call_of_the_driver_that_fails_during_a_recall_to_the_host_loses_nothing() {
     is_whole(low);
 }
 
+/// Before it has allocated anything.
+#[test]
+fn memory_of_a_lower_priority_gives_way_to_the_context_of_a_higher_one() {
+    let machine = Machine::new("2x320MiB");
+    let low = machine.holder(machine.neighbour(0, 10), 290);
+    let mut high = machine.start(machine.neighbour(0, 90).env("SIMCUDA_CONTEXT_MIB", "40"));
+    takes(&mut high, 20);
+    let page = machine.until(&high, "its memory", |page| held(page, 0) >= 20 * MIB);
+    assert_eq!(held(&page, 1), 0, "{page:?}");
+    assert!(gave(&is_whole(low)) >= 16 * MIB);
+    is_whole(high);
+}
+
 #[test]
 fn memory_of_a_programs_own_making_asks_and_gives_way_as_well() {
     let machine = Machine::new("2x320MiB");

@@ -219,10 +219,12 @@ fn a_call_of_the_driver_that_fails_on_the_way_there_or_back_loses_nothing() {
 
 /// The most memory that it had at once since it was asked to count anew, and what it has now.
 fn most(program: &Running) -> (u64, u64) {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid()))
+        .unwrap_or_else(|error| panic!("its status: {error}"));
     let of = |key: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_suffix(" kB")).unwrap();
-        line.parse::<u64>().unwrap() << 10
+        let kib =
+            status.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kib.unwrap_or_else(|| panic!("{key} {status}")) << 10
     };
     (of("VmHWM:"), of("VmRSS:"))
 }

@@ -5,8 +5,9 @@ use harness::{Running, Traced, at_work, goes_on};
 
 /// The signals that a thread of it has blocked.
 fn blocked(program: &Running, thread: i32) -> String {
-    let status = std::fs::read_to_string(format!("/proc/{}/task/{thread}/status", program.pid())).unwrap();
-    status.lines().find(|line| line.starts_with("SigBlk")).unwrap().to_owned()
+    let status = std::fs::read_to_string(format!("/proc/{}/task/{thread}/status", program.pid()))
+        .unwrap_or_else(|error| panic!("its status: {error}"));
+    status.lines().find(|line| line.starts_with("SigBlk")).unwrap_or_else(|| panic!("{status}")).to_owned()
 }
 
 /// Where the time of one sleep is over and the next one has not begun: nothing is there that the signal could end.

@@ -79,7 +79,7 @@ fn equal_numbers_of_two_hosts_are_two_processes_with_two_names() {
         format!(r#"{{"v":1,"t":2,"pid":7,"tid":7,"level":"info","event":"{name}","message":"",{fields}}}"#)
     };
     let mut paths = Vec::new();
-    for (node, peak) in [("nodeA", 1), ("nodeB", 2)] {
+    for (node, peak) in [("nodeA", 1_u64), ("nodeB", 2)] {
         std::fs::create_dir(folder.path().join(node)).unwrap();
         let end = format!(
             r#""peak":[{{"place":"gpu0","held":0,"peak_used":{}}}],"live_blocks":0,"live_bytes":0,"allocations":{peak},"reuses":0"#,

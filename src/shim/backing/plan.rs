@@ -172,6 +172,13 @@ impl Plan {
         }
     }
 
+    /// Bytes by which less of a GPU is free than is to stay free there: as where contexts were made since. 0 where nobody can tell.
+    pub fn lacks_at(&self, driver: &Driver, ordinal: u32) -> u64 {
+        let Some(gpu) = self.topology.gpus.get(ordinal as usize) else { return 0 };
+        let reserve = self.members.get(&ordinal).copied().unwrap_or(0);
+        super::free_on(driver, ordinal, &gpu.uuid).map_or(0, |free| reserve.saturating_sub(free))
+    }
+
     /// The most that may be taken of a place, in bytes.
     pub fn limit(&self, place: Place) -> u64 {
         self.accounts.limit(place)

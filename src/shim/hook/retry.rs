@@ -35,9 +35,12 @@ pub fn call(real: &mut Real) -> CuResult {
     after(real, memory::give_back)
 }
 
-/// The real call, which takes memory of this GPU, whichever is current; once more after a trim there if the driver had none left.
+/// The real call, which takes memory of this GPU for a context, whichever is current; once more after a trim there if the driver had none left, and after
+/// other processes gave way, as for an allocation.
 pub fn call_on(real: &mut Real, device: Device) -> CuResult {
-    after(real, |api| memory::give_back_at(Some(device.place()), api))
+    let gives_back = |api| memory::give_back_at(Some(device.place()), api);
+    let result = after(real, gives_back);
+    if result == CuResult::OUT_OF_MEMORY && memory::ask_for_context(device) { after(real, gives_back) } else { result }
 }
 
 /// Makes a call that takes host memory, and once more after OUT_OF_MEMORY where both pools had any of that to give back.

@@ -61,8 +61,11 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     let (until, latest) = (begun + wait, begun + LONGER * wait);
     let folder = Folder::around(super::page()?).ok()?;
     // What the program makes itself is asked for before there is a pool.
-    let plan = open::plan(process::driver()?)?;
+    let driver = process::driver()?;
+    let plan = open::plan(driver)?;
     let gpu = plan.topology.gpus.get(home as usize)?.uuid;
+    // What becomes free is the reserve's first.
+    let bytes = bytes.saturating_add(plan.lacks_at(driver, home));
     let _one = ASKING.try_lock_until(until)?;
     let taken = super::give::on_gpu(home);
     let is_guaranteed = lending::is_guaranteed(taken, bytes, live::guarantee_of(home));

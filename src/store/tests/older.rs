@@ -132,7 +132,7 @@ fn damage(folder: &Path, generation: u64) {
     let files = std::fs::read_dir(folder.join(format!("gen-{generation:06}"))).unwrap().flatten();
     for file in files.filter(|file| file.file_name().to_string_lossy().starts_with("data-")) {
         let file = std::fs::File::options().read(true).write(true).open(file.path()).unwrap();
-        let (at, mut byte) = (file.metadata().unwrap().len() / 2 & !0xfff, [0]);
+        let (at, mut byte) = ((file.metadata().unwrap().len() / 2) & !0xfff, [0]);
         file.read_exact_at(&mut byte, at).unwrap();
         file.write_all_at(&[byte[0] ^ 1], at).unwrap();
     }

@@ -494,6 +494,16 @@ pub fn ask_others(home: u32, bytes: u64) -> bool {
     freed > 0
 }
 
+/// Asks other processes for as much of this GPU as is to stay free there for contexts (`GPUPOOL_RESERVE`): nobody knows what one takes before it is made.
+/// Whether they freed anything.
+#[cold]
+pub fn ask_for_context(device: Device) -> bool {
+    let plan = process::driver().and_then(open::plan);
+    let Place::Gpu(ordinal) = device.place() else { return false };
+    let known = plan.and_then(|plan| plan.topology.gpus.iter().find(|gpu| gpu.ordinal == ordinal));
+    known.is_some_and(|gpu| ask_others(ordinal, process::settings().reserve_of(gpu.total)))
+}
+
 static ON_END: OnceBox<fn(u64)> = OnceBox::new();
 
 /// Has `tell` called with the number of every block that ends, from now on: by who gives blocks to other processes, which
