@@ -2,6 +2,7 @@
 
 mod check;
 mod driver;
+mod fabric;
 mod host;
 mod matrix;
 mod preload;

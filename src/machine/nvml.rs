@@ -7,9 +7,10 @@
 use crate::uuid::{Uuid, dashed, from_text};
 use libloading::{Library, Symbol};
 use nvml_wrapper_sys::bindings::{
-    NVML_DEVICE_UUID_V2_BUFFER_SIZE, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE, nvmlConfComputeSystemState_t,
-    nvmlDevice_t, nvmlEnableState_enum_NVML_FEATURE_DISABLED, nvmlEnableState_enum_NVML_FEATURE_ENABLED,
-    nvmlEnableState_t, nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeXidCriticalError, nvmlMemory_t, nvmlPciInfo_t,
+    NVML_DEVICE_UUID_V2_BUFFER_SIZE, NVML_GPU_FABRIC_STATE_COMPLETED, NVML_GPU_FABRIC_STATE_NOT_SUPPORTED,
+    NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE, nvmlConfComputeSystemState_t, nvmlDevice_t,
+    nvmlEnableState_enum_NVML_FEATURE_DISABLED, nvmlEnableState_enum_NVML_FEATURE_ENABLED, nvmlEnableState_t,
+    nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeXidCriticalError, nvmlGpuFabricInfo_t, nvmlMemory_t, nvmlPciInfo_t,
     nvmlProcessInfo_t, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE, nvmlReturn_enum_NVML_SUCCESS, nvmlReturn_t,
 };
 use once_cell::race::OnceBox;
@@ -46,6 +47,8 @@ struct Functions {
     link_end: Option<unsafe extern "C" fn(nvmlDevice_t, c_uint, *mut nvmlPciInfo_t) -> nvmlReturn_t>,
     rows:
         Option<unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> nvmlReturn_t>,
+    /// From driver 525 on.
+    fabric: Option<unsafe extern "C" fn(nvmlDevice_t, *mut nvmlGpuFabricInfo_t) -> nvmlReturn_t>,
     make_events: Option<unsafe extern "C" fn(*mut nvmlEventSet_t) -> nvmlReturn_t>,
     register: Option<unsafe extern "C" fn(nvmlDevice_t, c_ulonglong, nvmlEventSet_t) -> nvmlReturn_t>,
     event: Option<unsafe extern "C" fn(nvmlEventSet_t, *mut nvmlEventData_t, c_uint) -> nvmlReturn_t>,
@@ -69,6 +72,7 @@ impl Functions {
                 link_state: function(&library, c"nvmlDeviceGetNvLinkState"),
                 link_end: function(&library, c"nvmlDeviceGetNvLinkRemotePciInfo_v2"),
                 rows: function(&library, c"nvmlDeviceGetRemappedRows"),
+                fabric: function(&library, c"nvmlDeviceGetGpuFabricInfo"),
                 make_events: function(&library, c"nvmlEventSetCreate"),
                 register: function(&library, c"nvmlDeviceRegisterEvents"),
                 event: function(&library, c"nvmlEventSetWait_v2"),
@@ -115,6 +119,17 @@ pub struct RemappedRows {
     pub uncorrectable: u32,
     /// Some are replaced once the GPU is reset.
     pub is_pending: bool,
+}
+
+/// The domain of GPUs, also of other hosts, that a GPU reaches over NVLink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fabric {
+    /// Its number, the same on all hosts; zero where it is of this host alone.
+    pub cluster: Uuid,
+    /// The part of it within which all reach each other.
+    pub clique: u32,
+    /// It has joined that, and without an error.
+    pub is_ready: bool,
 }
 
 /// Xids of some GPUs from one moment on.
@@ -184,6 +199,18 @@ impl Nvml {
         // SAFETY: the handle came from NVML, which stays loaded, and the output is a local of the type that the call fills.
         let result = unsafe { self.0.memory?(device.0, &raw mut memory) };
         (result == nvmlReturn_enum_NVML_SUCCESS).then_some(GpuMemory { free: memory.free, used: memory.used })
+    }
+
+    /// The domain of a GPU; `None` where it can be in none, or NVML does not tell, as that of drivers before 525.
+    pub fn fabric(self, uuid: &Uuid) -> Option<Fabric> {
+        let device = self.device(uuid)?;
+        let mut info = nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status: 0, cliqueId: 0, state: 0 };
+        // SAFETY: the handle came from NVML, which stays loaded, and the output is a local of the type that the call fills.
+        let result = unsafe { self.0.fabric?(device.0, &raw mut info) };
+        let state = u32::from(info.state);
+        let is_ready = state == NVML_GPU_FABRIC_STATE_COMPLETED && info.status == nvmlReturn_enum_NVML_SUCCESS;
+        let fabric = Fabric { cluster: info.clusterUuid, clique: info.cliqueId, is_ready };
+        (result == nvmlReturn_enum_NVML_SUCCESS && state != NVML_GPU_FABRIC_STATE_NOT_SUPPORTED).then_some(fabric)
     }
 
     /// How many processes have a context on a GPU, this one included.

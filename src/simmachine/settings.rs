@@ -43,6 +43,8 @@ pub struct Settings {
     pub machine: Option<PathBuf>,
     /// What happened to the GPUs, for NVML to tell (`SIMCUDA_EVENTS`).
     pub events: Option<PathBuf>,
+    /// The number of the NVLink domain that the GPUs are in, and their clique, for NVML to tell (`SIMCUDA_FABRIC`).
+    pub fabric: Option<([u8; 16], u32)>,
 }
 
 const LEAST_GPU: u64 = 64 << 20;
@@ -101,6 +103,7 @@ impl Settings {
             violations: get("SIMCUDA_VIOLATIONS"),
             machine: path("SIMCUDA_MACHINE"),
             events: path("SIMCUDA_EVENTS"),
+            fabric: parse(named("SIMCUDA_FABRIC", ""), "CLUSTER:CLIQUE, 32 hexadecimal digits and a number", fabric)?,
             gpus,
         })
     }
@@ -119,6 +122,16 @@ impl Settings {
         places[host_place(0)..host_place(self.host_nodes as usize)].fill(self.node_bytes());
         places
     }
+}
+
+/// A domain and a clique; of an empty text none.
+fn fabric(text: &str) -> Option<Option<([u8; 16], u32)>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let (cluster, clique) = text.split_once(':')?;
+    let number = u128::from_str_radix(cluster, 16).ok().filter(|_| cluster.len() == 32)?;
+    Some(Some((number.to_be_bytes(), clique.parse().ok()?)))
 }
 
 fn parse<T>(

@@ -179,6 +179,14 @@ exports! {
         failed.set(c_uint::from(health.failed))
     }
 
+    nvmlDeviceGetGpuFabricInfo(device: nvmlDevice_t, out: Out<nvmlGpuFabricInfo_t>) {
+        Gpu::of(device)?;
+        let fabric = machine::settings()?.fabric;
+        let (clusterUuid, cliqueId) = fabric.unwrap_or_default();
+        let state = if fabric.is_some() { NVML_GPU_FABRIC_STATE_COMPLETED } else { NVML_GPU_FABRIC_STATE_NOT_SUPPORTED };
+        out.set(nvmlGpuFabricInfo_t { clusterUuid, status: nvmlReturn_enum_NVML_SUCCESS, cliqueId, state: state as u8 })
+    }
+
     // Events.
     nvmlDeviceGetSupportedEventTypes(device: nvmlDevice_t, out: Out<c_ulonglong>) {
         Gpu::of(device)?;

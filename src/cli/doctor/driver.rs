@@ -1,6 +1,7 @@
 //! The driver, its GPUs and their links.
 
 use std::io::Read;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -10,8 +11,8 @@ use gpupool_config::{Lenders, Settings, format_size};
 use serde_json::json;
 
 use super::check::Check;
-use super::matrix;
 use super::probe::{FailedCall, Gpu, Link, Probe};
+use super::{fabric, matrix};
 use crate::terminal::{clean, shorten, width};
 use crate::words::{self, LENDER_ASLEEP, LENDER_COST};
 
@@ -41,6 +42,7 @@ pub fn checks() -> (Vec<Check>, Option<Vec<u64>>) {
     let totals = probe.gpus.iter().map(|gpu| gpu.total).collect();
     let mut checks = vec![driver(&probe), gpus(&probe), links(&probe), vmm(&probe), host_numa(&probe)];
     checks.extend(lenders(&probe));
+    checks.extend(fabric::check(&probe, Path::new("/")));
     (checks, Some(totals))
 }
 

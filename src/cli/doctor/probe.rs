@@ -67,6 +67,16 @@ pub struct Gpu {
     pub free: Option<u64>,
     /// Processes on it and their bytes, from NVML. In a container these are the host's numbers.
     pub processes: Vec<(u32, Option<u64>)>,
+    /// The NVLink domain that it shares with GPUs of other hosts, from NVML.
+    pub fabric: Option<Fabric>,
+}
+
+/// A domain of GPUs of several hosts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Fabric {
+    pub cluster: String,
+    pub clique: u32,
+    pub is_ready: bool,
 }
 
 /// How one GPU reaches another.
@@ -224,6 +234,7 @@ impl Driver {
             host_node: self.attribute(HOST_NUMA_ID, device).unwrap_or(0).max(0),
             free: None,
             processes: Vec::new(),
+            fabric: None,
         })
     }
 
@@ -291,6 +302,13 @@ fn ask_nvml(probe: &mut Probe) {
     for (from, gpu) in probe.gpus.iter_mut().enumerate() {
         gpu.free = nvml.memory(&gpu.uuid_bytes).map(|memory| memory.free);
         gpu.processes = nvml.processes(&gpu.uuid_bytes).unwrap_or_default();
+        // Without a number it is the switches of this host.
+        let fabric = nvml.fabric(&gpu.uuid_bytes).filter(|fabric| fabric.cluster != [0; 16]);
+        gpu.fabric = fabric.map(|known| Fabric {
+            cluster: dashed(&known.cluster),
+            clique: known.clique,
+            is_ready: known.is_ready,
+        });
         let ends = nvml.nvlink_ends(&gpu.uuid_bytes).unwrap_or_default();
         let ends: Vec<String> = ends.iter().map(|end| end.to_lowercase()).collect();
         for (to, link) in probe.links.get_mut(from).into_iter().flatten().enumerate() {

@@ -71,6 +71,22 @@ fn what_keeping_lenders_awake_brings_and_costs_is_told_where_there_are_any() {
 }
 
 /// What comes before and after depends on the machine: paths, memory of the host.
+#[test]
+fn a_domain_of_several_hosts_is_named_where_the_gpus_are_in_one() {
+    let bench = Bench::new();
+    let mut command = simulated(&bench, &["--gpus", "2x4GiB"], GOOD_PYTHON, &["--json"]);
+    let domain = output(command.env("SIMCUDA_FABRIC", "0123456789abcdef0123456789abcdef:7"));
+    let said = check(&domain, "fabric");
+    let named = "(01234567-89ab-cdef-0123-456789abcdef, clique 7)";
+    assert!(said["what"].as_str().is_some_and(|words| words.contains(named)), "{said}");
+    assert_eq!((&said["state"], domain.status.code()), (&"fine".into(), Some(0)));
+    // The switches of one host have no number.
+    for alone in ["", "00000000000000000000000000000000:0"] {
+        let mut command = simulated(&bench, &["--gpus", "2x4GiB"], GOOD_PYTHON, &["--json"]);
+        assert!(!stdout(&output(command.env("SIMCUDA_FABRIC", alone))).contains("\"name\": \"fabric\""), "{alone}");
+    }
+}
+
 fn of_gpus(text: &str) -> String {
     let lines = text.lines().skip_while(|line| !line.contains("GPUs ")).take_while(|line| !line.contains("host  "));
     lines.flat_map(|line| [line, "\n"]).collect()
