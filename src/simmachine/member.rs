@@ -48,7 +48,9 @@ impl Machine {
                 occupancy.bury(index);
             }
         }
-        let free = (0..SLOTS).find(|&index| occupancy.slots[index].taken.load(Relaxed) == 0);
+        // Who ends gives its slot up before the system takes its lock.
+        let is_free = |&index: &usize| occupancy.slots[index].taken.load(Relaxed) == 0 && !file.is_locked(index);
+        let free = (0..SLOTS).find(is_free);
         let slot =
             free.ok_or_else(|| format!("SIMCUDA_MACHINE={}: {SLOTS} processes are on it already", path.display()))?;
         lock_bytes(&file.file, libc::F_WRLCK, LIFE + slot as i64, 1, libc::F_OFD_SETLK)
@@ -347,6 +349,21 @@ mod tests {
         assert_eq!(machine.charge(0, Use::Context, 1), Err(1));
         machine.refund(0, Use::Pinned, 8 * GRANULE);
         assert_eq!(machine.used(0), 24 * GRANULE);
+    }
+
+    #[test]
+    fn a_slot_whose_last_process_has_not_quite_ended_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("machine");
+        let ending = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        lock_bytes(&ending, libc::F_WRLCK, LIFE, 1, libc::F_OFD_SETLK).unwrap();
+        let get = |name: &str| match name {
+            "SIMCUDA_GPUS" => Some("1x64MiB".to_owned()),
+            "SIMCUDA_MACHINE" => Some(path.display().to_string()),
+            _ => None,
+        };
+        let machine = Machine::join(&Settings::read(get).unwrap()).unwrap();
+        assert_eq!(machine.slot, 1);
     }
 
     #[test]
