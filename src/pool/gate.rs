@@ -40,8 +40,8 @@ pub trait Outside {
     /// Lets others go on for a moment.
     fn pause(&self);
     /// A thread begins to wait at a gate that may stay closed for long. No signal is lost from here on: one that arrives between two naps
-    /// ends the next one.
-    fn begin_to_wait(&self) -> Self::Waiting;
+    /// ends the next one. `hold`: the same number for all who wait until this holding ends.
+    fn begin_to_wait(&self, hold: u32) -> Self::Waiting;
     /// Sleeps for a moment, or shorter. Whether a signal that the thread handles ended it.
     fn nap(&self, waiting: &mut Self::Waiting) -> bool;
     /// Somebody who waits at a gate that is held was interrupted by a signal, and wants to go on.
@@ -290,7 +290,7 @@ impl<O: Outside> Gate<O> {
         let is_held = seen & STATE == HELD;
         match &mut wait.at_held {
             Some(waiting) => wait.is_interrupted |= self.outside.nap(waiting),
-            None if is_held => wait.at_held = Some(self.outside.begin_to_wait()),
+            None if is_held => wait.at_held = Some(self.outside.begin_to_wait(seen & !STATE)),
             None => wait.is_interrupted |= self.outside.sleep(&self.word, seen, None),
         }
         if is_held && std::mem::take(&mut wait.is_interrupted) {
@@ -472,7 +472,7 @@ mod tests {
             self.pause();
             false
         }
-        fn begin_to_wait(&self) {}
+        fn begin_to_wait(&self, _hold: u32) {}
         fn nap(&self, _: &mut ()) -> bool {
             self.pause();
             false
@@ -598,7 +598,7 @@ mod tests {
             std::thread::yield_now();
             false
         }
-        fn begin_to_wait(&self) {}
+        fn begin_to_wait(&self, _hold: u32) {}
         fn nap(&self, _: &mut ()) -> bool {
             unreachable!("nobody holds it")
         }
@@ -694,7 +694,7 @@ mod tests {
             }
             fn wake(&self, _: &AtomicU32) {}
             fn pause(&self) {}
-            fn begin_to_wait(&self) {}
+            fn begin_to_wait(&self, _hold: u32) {}
             fn nap(&self, _: &mut ()) -> bool {
                 self.alone.pause();
                 self.alone.now() == 3
@@ -762,7 +762,7 @@ mod models {
             thread::yield_now();
             false
         }
-        fn begin_to_wait(&self) {}
+        fn begin_to_wait(&self, _hold: u32) {}
         fn nap(&self, _: &mut ()) -> bool {
             thread::yield_now();
             false

@@ -5,6 +5,7 @@
  *   rounds           how often all of them have done so
  *   wrong            words that were not what they were
  *   signal           a signal for the first of them, which has a handler; handled: how often that ran
+ *   reading          from here on the handler copies from a GPU as well
  *   thread           the number that the first of them has with the system
  *   spin             a kernel that waits for the host, submitted by another thread; release: it ends
  *   fork             a child that answers the driver's version, and ends
@@ -62,9 +63,17 @@ static int working;
 static atomic_int ends, handled, first, is_allocated, running, has_left;
 static atomic_long rounds, wrong;
 
+static atomic_int is_reading;
+static CUdeviceptr any_block;
+
 static void on_signal(int number)
 {
     (void)number;
+    if (atomic_load(&is_reading)) {
+        uint32_t word = 0;
+        if (cuMemcpyDtoH_v2(&word, any_block, sizeof word) != CUDA_SUCCESS)
+            abort();
+    }
     atomic_fetch_add(&handled, 1);
 }
 
@@ -98,6 +107,8 @@ static void *work(void *argument)
     CHECK(cuStreamCreate(&stream, 1));
     for (int kind = 0; kind < KINDS; kind++)
         blocks[kind] = memory_of(kind, device, &handle);
+    if (number == 0)
+        any_block = blocks[0];
     for (uint32_t round = 0; !atomic_load(&ends); round++) {
         for (int kind = 0; kind < KINDS; kind++)
             iota(&kernels, stream, blocks[kind], sizes[kind] / 4, round * 7 + (uint32_t)kind);
@@ -295,6 +306,9 @@ int main(void)
         } else if (strcmp(line, "signal") == 0) {
             REQUIRE(pthread_kill(workers[0], SIGUSR1) == 0);
             puts("sent");
+        } else if (strcmp(line, "reading") == 0) {
+            atomic_store(&is_reading, 1);
+            puts("it will");
         } else if (strcmp(line, "thread") == 0) {
             printf("%d\n", atomic_load(&first));
         } else if (strcmp(line, "handled") == 0) {

@@ -29,3 +29,22 @@ fn a_signal_that_comes_between_two_sleeps_at_the_gate_resumes_the_program() {
     }
     ends_well(program);
 }
+
+/// The wait that the handler came out of hears of it only once the handler is back.
+#[test]
+fn a_handler_that_uses_a_gpu_itself_resumes_the_program() {
+    let mut program = suspended("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    assert_eq!(program.ask("reading"), "it will");
+    for times in 1..=2 {
+        told(&program, "suspend --to host");
+        // It waits at the gate, where the signal finds it.
+        let traced = Traced::begin(program.ask("thread").parse().unwrap()).unwrap();
+        traced.sleeps_twice();
+        drop(traced);
+        assert_eq!(program.ask("signal"), "sent");
+        goes_on(&mut program);
+        assert_eq!(program.ask("handled"), times.to_string());
+    }
+    ends_well(program);
+}

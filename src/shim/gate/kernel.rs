@@ -5,6 +5,7 @@
 use crate::bell;
 pub use crate::clock::monotonic_nanoseconds as now;
 use gpupool_pool::Outside;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, compiler_fence};
 use std::time::Duration;
 
@@ -109,10 +110,20 @@ pub struct Waiting {
     /// What the thread had blocked, as the system has it.
     before: u64,
     naps: u32,
+    /// What [`AT`] was.
+    outer: Option<u32>,
+    /// A handler that ran during another wait of this thread at this gate waits here, or whoever was called by a jump out of one.
+    is_nested: bool,
+}
+
+thread_local! {
+    /// Which hold of the gate this thread waits for, or has left by a jump. `const` and without a destructor, as in `threads.rs`.
+    static AT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
+        AT.set(self.outer);
         set_blocked(libc::SIG_SETMASK, self.before);
     }
 }
@@ -173,8 +184,10 @@ impl Outside for Kernel {
         sleep_for(PAUSE);
     }
 
-    fn begin_to_wait(&self) -> Waiting {
-        Waiting { before: block(HELD_BACK), naps: 0 }
+    fn begin_to_wait(&self, hold: u32) -> Waiting {
+        let before = block(HELD_BACK);
+        let outer = AT.replace(Some(hold));
+        Waiting { before, naps: 0, outer, is_nested: outer == Some(hold) }
     }
 
     /// Not on the word: no sleep on one takes the signals that may end it.
@@ -182,6 +195,10 @@ impl Outside for Kernel {
         let looks = waiting.naps.is_multiple_of(NAPS_TO_LOOK);
         waiting.naps = waiting.naps.wrapping_add(1);
         if !WANTED.load(Ordering::Relaxed) {
+            // The wait around it hears of the signal once the handler is back, which is not before this one is over.
+            if waiting.is_nested {
+                return true;
+            }
             // Its handlers run long before the process's end begins, and whoever waits for that waits for them.
             if looks && is_main_thread() && gpupool_python::has_ended() {
                 return true;
