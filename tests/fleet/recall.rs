@@ -480,7 +480,7 @@ fn a_program_without_gpupool_gets_what_others_only_borrow() {
 fn many_with_priorities_take_and_drop_at_random_and_lose_nothing() {
     // Longer and with more by GPUPOOL_FLEET_SECONDS and GPUPOOL_FLEET_PROCESSES.
     let number = |name: &str, otherwise: u32| std::env::var(name).map_or(otherwise, |text| text.parse().unwrap());
-    let (seconds, count) = (number("GPUPOOL_FLEET_SECONDS", 6), number("GPUPOOL_FLEET_PROCESSES", 5));
+    let (seconds, count) = (number("GPUPOOL_FLEET_SECONDS", 3), number("GPUPOOL_FLEET_PROCESSES", 5));
     let machine = Machine::new("2x160MiB");
     let program = |number: u32| machine.start(machine.neighbour(number % 2, 10 + number * 80 / count));
     let mut programs: Vec<Running> = (0..count).map(program).collect();
@@ -514,7 +514,7 @@ fn many_with_priorities_take_and_drop_at_random_and_lose_nothing() {
 #[test]
 fn processes_that_come_and_go_leave_no_file_behind() {
     // All thousand by GPUPOOL_FLEET_COMERS.
-    let all: u32 = std::env::var("GPUPOOL_FLEET_COMERS").map_or(24, |text| text.parse().unwrap());
+    let all: u32 = std::env::var("GPUPOOL_FLEET_COMERS").map_or(16, |text| text.parse().unwrap());
     let machine = Machine::new("2x160MiB");
     let low = machine.holder(machine.neighbour(0, 10), 100);
     for number in 0..all / 4 {
