@@ -188,6 +188,12 @@ impl<B: Backend> Pool<B> {
         self.send_back(leaving, None, |_| true)
     }
 
+    /// As [`Pool::trim`], of segments that no work may be at still.
+    pub fn trim_quiet(&self) -> u64 {
+        let leaving = self.state.lock().detach_unused(u64::MAX, None);
+        self.send_back(leaving, None, |_| false)
+    }
+
     /// The driver gave this range to the program. What was there went with a context whose end is about to be told.
     pub fn given_anew(&self, address: u64, bytes: u64) {
         let highest = self.highest.load(Ordering::Relaxed);

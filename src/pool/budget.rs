@@ -166,13 +166,19 @@ impl Budget {
 
     /// How much more would be held, once `bytes` were made, than blocks have ever needed, a little, and what was paid for.
     pub fn spare_beside(&self, bytes: u64) -> u64 {
-        let needed = self.peak_used.max(self.used + self.promised + bytes);
-        let held = (self.held + self.promised + bytes).saturating_sub(self.leaving + self.stuck + self.aside);
+        self.spare_with(bytes, 0, 0)
+    }
+
+    /// The same where so much of what is set aside comes back, too, and `useful` of it in use.
+    pub fn spare_with(&self, bytes: u64, gathered: u64, useful: u64) -> u64 {
+        let needed = self.peak_used.max(self.used + self.promised + bytes + useful);
+        let all = self.held + self.promised + bytes + gathered;
+        let held = all.saturating_sub(self.leaving + self.stuck + self.aside);
         let paid_for = self.exchanged / PAID_FOR.1 * PAID_FOR.0;
         held.saturating_sub(needed + needed / SPARE_PART + paid_for)
     }
 
-    /// So much is sent away because it is spare beside `made`, which is about to be.
+    /// So much is sent away because it is spare beside `made`, which is about to be, or mapped elsewhere instead.
     pub fn exchange(&mut self, bytes: u64, made: u64) {
         let needed = self.used + self.promised + made;
         if needed > self.peak_used {

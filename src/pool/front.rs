@@ -52,6 +52,8 @@ pub(crate) struct Popped {
     pub shard: usize,
     /// The GPU of its place may still touch it.
     pub busy: bool,
+    /// The number of its free by the shard's clock.
+    stamp: u64,
 }
 
 /// Two lines, because processors fetch them in pairs.
@@ -224,7 +226,12 @@ impl Front {
         let quiesced = shard.clock.quiesced(place.index());
         let kept = magazine.pop(place, frames, bytes, quiesced, sizes)?;
         shard.note(magazine.hint());
-        Ok(Popped { start: kept.start, id: 0, shard: index, busy: kept.stamp > quiesced })
+        Ok(Popped { start: kept.start, id: 0, shard: index, busy: kept.stamp > quiesced, stamp: kept.stamp })
+    }
+
+    /// Whether this GPU, that of its place, may still touch what was popped.
+    pub fn is_busy(&self, popped: &Popped, place: PlaceId) -> bool {
+        popped.stamp > self.clock(popped.shard).quiesced(place.index())
     }
 
     /// Takes `frames` at `place` that another thread's shard keeps. Cheaper for all threads than a drain, after which every

@@ -30,6 +30,8 @@ pub struct FreedMemory {
     pub live_bytes: u64,
     /// At most the fewest such bytes since this was asked last.
     pub least_live_bytes: u64,
+    /// Allocations that the pool served so far.
+    pub allocations: u64,
 }
 
 impl FreedMemory {
@@ -65,6 +67,7 @@ impl<B: Backend> Pool<B> {
             held: usage.places.iter().filter(|place| !place.place.is_stored()).map(|place| place.held).sum(),
             live_bytes: usage.live_bytes,
             least_live_bytes,
+            allocations: usage.allocations,
         }
     }
 

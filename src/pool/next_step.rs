@@ -126,10 +126,14 @@ impl<H: Copy> State<H> {
         self.runs.settle();
         let waits_for = if attempt.only_quiesced { None } else { Some(route.home) };
         let frames = u32::try_from(bytes / FRAME).unwrap_or(u32::MAX);
-        if self.policy == Policy::LocalFirst
-            && route.has_home()
-            && let Some(taken) = self.take_best(route.home, frames, waits_for)
+        let is_local = self.policy == Policy::LocalFirst && route.has_home();
+        if is_local
+            && self.keeps_apart(frames)
+            && let Some(step) = self.serve_apart(attempt, frames, waits_for)
         {
+            return step;
+        }
+        if is_local && let Some(taken) = self.take_best(route.home, frames, waits_for) {
             return self.hand_out(taken);
         }
         if !std::mem::replace(&mut attempt.looked, true) {
@@ -153,6 +157,23 @@ impl<H: Copy> State<H> {
             return step;
         }
         self.step_to_growth(attempt, frames, waits_for, &wanted, registry)
+    }
+
+    /// Serves a small block on chunks of its own size, new ones where there is room; `None` where there is none, and it may stand anywhere.
+    fn serve_apart<E>(&mut self, attempt: &mut Attempt, frames: u32, waits_for: Option<PlaceId>) -> Option<Step<H, E>> {
+        let home = attempt.route.home;
+        if let Some(taken) = self.take_apart(home, frames, waits_for) {
+            return Some(self.hand_out(taken));
+        }
+        let can_grow = |state: &Self, headroom| state.budgets[home.index()].growth(headroom) >= attempt.bytes;
+        if !can_grow(self, None) {
+            return None;
+        }
+        match attempt.headrooms.first() {
+            None => Some(Step::Ask(self.place(home))),
+            Some(&headroom) if can_grow(self, headroom) => Some(self.set_aside(attempt, vec![(home, attempt.bytes)])),
+            Some(_) => None,
+        }
     }
 
     /// `wanted`: the pieces as they would be if all memory that no block stands on were the driver's again.
@@ -335,7 +356,12 @@ impl<H: Copy> State<H> {
     }
 
     pub fn hand_out<E>(&self, taken: Taken) -> Step<H, E> {
-        if taken.busy { Step::Wait(taken) } else { Step::Done(taken) }
+        if !taken.busy {
+            return Step::Done(taken);
+        }
+        let place = self.chunks.places().at(taken.start);
+        let has_other = place.is_some_and(|place| self.has_quiet(place, taken.frames));
+        Step::Wait(Taken { has_other, ..taken })
     }
 
     fn is_soft(&mut self, pieces: &[(PlaceId, u64)], attempt: &Attempt) -> bool {
@@ -383,7 +409,13 @@ impl<H: Copy> State<H> {
         let mut gathered = Gathered::nothing();
         if let ([(place, made)], [(_, sum)]) = (&mut pieces[..], &mut sums[..]) {
             let excess = excess(self, *place, *sum);
-            gathered = self.gather(*place, (*sum / FRAME) as u32, (excess / FRAME) as u32);
+            let spare = self.budgets[place.index()].spare_beside(*sum).min(*sum);
+            // Where the place is full, what is missing; else what would be exchanged.
+            let wanted = if excess > 0 { excess } else { spare };
+            gathered = self.gather(*place, (*sum / FRAME) as u32, (wanted / FRAME) as u32, excess == 0);
+            if excess == 0 {
+                self.budget(*place).exchange(gathered.useful().min(spare), *sum);
+            }
             *made -= gathered.useful();
             *sum = *made;
         }
@@ -400,7 +432,7 @@ impl<H: Copy> State<H> {
                 self.budget(place).lend(excess);
                 credits.push((place, excess));
             }
-            leaving.append(&mut self.evict_spare(place, bytes));
+            leaving.append(&mut self.evict_spare(place, bytes, gathered.bytes(), gathered.useful()));
             self.budget(place).promise(bytes);
         }
         for budget in &mut self.budgets {
@@ -449,7 +481,7 @@ impl<H: Copy> State<H> {
         }
         let frames = growth.frames - growth.gathered.rest.map_or(0, |rest| rest.frames);
         self.runs.add(growth.start, frames, crate::runs::Kind::Out);
-        let taken = Taken { start: growth.start, frames, busy: false, from: From::Nowhere };
+        let taken = Taken { start: growth.start, frames, busy: false, has_other: false, from: From::Nowhere };
         let headroom = attempt.headrooms.first().copied().flatten().unwrap_or(u64::MAX).saturating_sub(at_home);
         debug_assert_eq!(bytes_of(frames), attempt.bytes);
         (taken, headroom)

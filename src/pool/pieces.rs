@@ -125,6 +125,7 @@ impl<B: Backend> Pool<B> {
             {
                 return None;
             }
+            state.gives_out = true;
             if why != Anchor::Shared {
                 ground.into_iter().for_each(|ground| self.share_slab(ground, true));
             }

@@ -155,19 +155,24 @@ impl<B: Backend> Pool<B> {
                     self.quiesce_if_possible(route.home).map_err(Refusal::Backend)?;
                 }
                 Step::Look(gpus) => gpus.into_iter().for_each(|gpu| self.look(gpu)),
-                Step::Wait(taken) => match self.quiesce(self.front.own(), &[route.home]) {
-                    Ok(()) => {
-                        let mut state = self.lock();
-                        return Ok(self.award(&mut state, &taken, &attempt, true, 0));
+                Step::Wait(taken) => {
+                    if let Some(allocation) = self.serve_quiet(&taken, &attempt) {
+                        return Ok(allocation);
                     }
-                    Err(fault) => {
-                        self.lock().put_back(&taken);
-                        if !matches!(fault, Fault::NotReady(_)) {
-                            return Err(Refusal::Backend(drive::error_of(fault)));
+                    match self.quiesce(self.front.own(), &[route.home]) {
+                        Ok(()) => {
+                            let mut state = self.lock();
+                            return Ok(self.award(&mut state, &taken, &attempt, true, 0));
                         }
-                        attempt.only_quiesced = true;
+                        Err(fault) => {
+                            self.lock().put_back(&taken);
+                            if !matches!(fault, Fault::NotReady(_)) {
+                                return Err(Refusal::Backend(drive::error_of(fault)));
+                            }
+                            attempt.only_quiesced = true;
+                        }
                     }
-                },
+                }
                 Step::Grow(growth) => match self.grow(growth, &attempt) {
                     Ok(allocation) => return Ok(allocation),
                     Err(Cause::Failed(error)) => return Err(Refusal::Backend(error)),
@@ -189,6 +194,23 @@ impl<B: Backend> Pool<B> {
             }
             next = self.next_step(&mut attempt);
         }
+    }
+
+    /// Serves the request without the wait that `taken` would need, where other memory at home is quiet: with that, or with what was taken if
+    /// the GPU turns out to be done with it. `None` where there is no such memory; `taken` is still taken then.
+    fn serve_quiet(&self, taken: &Taken, attempt: &Attempt) -> Option<Allocation> {
+        let (home, frames) = (attempt.route.home, taken.frames);
+        if !taken.has_other {
+            return None;
+        }
+        self.look(home);
+        let mut state = self.lock();
+        if state.has_become_quiet(taken) {
+            return Some(self.award(&mut state, taken, attempt, true, 0));
+        }
+        let instead = state.take_quiet(home, frames)?;
+        state.put_back(taken);
+        Some(self.award(&mut state, &instead, attempt, true, 0))
     }
 
     /// Looks at the state, with all free memory in it, for the next step; awards a block that can be had at once.
@@ -234,13 +256,26 @@ impl<B: Backend> Pool<B> {
                 }
             }
         };
-        let Popped { start, id, shard, busy } = popped;
-        if busy && let Err(fault) = self.quiesce(shard, &[route.home]) {
-            let mut state = self.lock();
+        let Popped { start, id, shard, mut busy, .. } = popped;
+        let put_back = |state: &mut State<B::Handle>| {
             self.front.unserve(&popped);
             state.settle(request.bytes);
             let freed = state.freed_now(Some(route.home));
             state.take_back(start, frames, freed);
+        };
+        if busy && self.front.may_be_free(route.home, frames) && self.lock().has_quiet(route.home, frames) {
+            self.look_for(shard, route.home);
+            busy = self.front.is_busy(&popped, route.home);
+            let mut state = self.lock();
+            if busy && let Some(instead) = state.take_quiet(route.home, frames) {
+                put_back(&mut state);
+                let allocation = self.award(&mut state, &instead, attempt, true, 0);
+                return Ok(Some(Served::Block(allocation)));
+            }
+        }
+        if busy && let Err(fault) = self.quiesce(shard, &[route.home]) {
+            let mut state = self.lock();
+            put_back(&mut state);
             if !matches!(fault, Fault::NotReady(_)) {
                 return Err(Refusal::Backend(drive::error_of(fault)));
             }
@@ -688,7 +723,12 @@ impl<B: Backend> Pool<B> {
     /// Asks a GPU whether it is done, without waiting: what was freed before the call, and it alone might be at work on, is
     /// quiet if so, but for what other shards keep.
     pub(crate) fn look(&self, gpu: PlaceId) {
-        let kept = self.front.clock(self.front.own());
+        self.look_for(self.front.own(), gpu);
+    }
+
+    /// The same for what another shard keeps.
+    fn look_for(&self, shard: usize, gpu: PlaceId) {
+        let kept = self.front.clock(shard);
         let begun = (kept.now(), self.clock.now());
         if self.ordinal(gpu).is_some_and(|ordinal| self.backend.has_finished(ordinal)) {
             kept.covered(gpu.index(), begun.0);

@@ -8,6 +8,11 @@ use crate::state::{From, Route, State, Taken, bytes_of};
 /// How much less of home, or more of the host, a reused row of frames may have than fresh memory would: two large chunks.
 /// The borders of a block that was freed are rarely where the placement of today would put them.
 const TOLERANCE: u64 = 64 << 20;
+/// Frames of the largest block that is kept apart from larger ones where the program gives memory out, and of the largest chunk for that: 32 MiB,
+/// as much as a chunk has that is worth moving, or a quarter of the largest chunk.
+const APART: u32 = ((32 << 20) / FRAME) as u32;
+/// How many free runs are looked at for one of such chunks.
+const LOOKS: usize = 64;
 
 impl<H: Copy> State<H> {
     /// Whether memory freed like that is of use to somebody who can wait for this GPU, or for none. Nobody waits for a GPU
@@ -27,22 +32,69 @@ impl<H: Copy> State<H> {
         !budget.is_beyond_limit() || budget.room_by_limit() >= bytes
     }
 
+    /// Whether a block of so many frames is to stand on chunks of its own size: an anchor holds a chunk as a whole, and where the program gives
+    /// memory out, what is given out of 2 MiB would otherwise fix 512.
+    pub fn keeps_apart(&self, frames: u32) -> bool {
+        self.gives_out && frames <= self.apart()
+    }
+
+    fn apart(&self) -> u32 {
+        APART.min(self.largest_chunk / 4)
+    }
+
+    /// Takes the best fit of a few at `place` where it stands on small chunks, or on such as must stay in any case.
+    pub fn take_apart(&mut self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<Taken> {
+        if !self.may_reuse(place, bytes_of(frames)) {
+            return None;
+        }
+        let is_apart = |run: &&Run| {
+            let mut chunks = self.chunks.touched(run.start, run.start + frames);
+            matches!(run.kind, Kind::Free(freed) if self.is_usable(freed, waits_for))
+                && chunks.all(|chunk| chunk.frames <= self.apart() || !chunk.anchors.reasons().is_empty())
+        };
+        let start = self.runs.free_from(place, frames).take(LOOKS).find(is_apart)?.start;
+        self.take_at(start, frames, place)
+    }
+
     /// Takes the best fit at `place` among what is usable.
     pub fn take_best(&mut self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<Taken> {
         if !self.may_reuse(place, bytes_of(frames)) {
             return None;
         }
         let start = self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for))?;
+        self.take_at(start, frames, place)
+    }
+
+    fn take_at(&mut self, start: u32, frames: u32, place: PlaceId) -> Option<Taken> {
         let freed = self.runs.take(start, start + frames)?;
         self.budget(place).take(bytes_of(frames));
         let from = From::One((start + frames, freed));
-        Some(Taken { start, frames, busy: !freed.is_quiet(&self.clock), from })
+        Some(Taken { start, frames, busy: !freed.is_quiet(&self.clock), has_other: false, from })
+    }
+
+    /// Whether a fit at `place` is at hand that nobody is at work on.
+    pub fn has_quiet(&self, place: PlaceId, frames: u32) -> bool {
+        !self.keeps_apart(frames)
+            && self.may_reuse(place, bytes_of(frames))
+            && self.runs.quiet_fit(place, frames).is_some()
+    }
+
+    /// Takes that.
+    pub fn take_quiet(&mut self, place: PlaceId, frames: u32) -> Option<Taken> {
+        if !self.may_reuse(place, bytes_of(frames)) {
+            return None;
+        }
+        let start = self.runs.quiet_fit(place, frames)?;
+        self.take_at(start, frames, place)
     }
 
     /// Takes the best fit at `place` among the free runs alone, if the sums stay below their peaks; see [`crate::front`].
     pub fn take_below_peaks(&mut self, place: PlaceId, frames: u32, bytes: u64) -> Option<Taken> {
         if !self.is_below_peaks(place, bytes_of(frames), bytes) {
             return None;
+        }
+        if self.keeps_apart(frames) {
+            return self.take_apart(place, frames, Some(place));
         }
         self.take_best(place, frames, Some(place))
     }
@@ -129,7 +181,7 @@ impl<H: Copy> State<H> {
             at = stop;
         }
         self.runs.join_out(start, end);
-        Some(Taken { start, frames: end - start, busy, from: From::Several(from) })
+        Some(Taken { start, frames: end - start, busy, has_other: false, from: From::Several(from) })
     }
 }
 

@@ -82,6 +82,8 @@ impl Run {
 }
 
 const NONE: u32 = u32::MAX;
+/// How many free runs are looked at for a quiet one where the best fit is not: a program that frees lazily may have thousands that are none.
+const LOOKS: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct Runs {
@@ -183,7 +185,14 @@ impl Runs {
             .map(|run| run.start)
     }
 
-    fn free_from(&self, place: PlaceId, frames: u32) -> impl Iterator<Item = &Run> {
+    /// The smallest of a few free runs at `place` that has so many frames and nobody is at work on.
+    pub fn quiet_fit(&self, place: PlaceId, frames: u32) -> Option<u32> {
+        let is_quiet = |run: &&Run| matches!(run.kind, Kind::Free(freed) if freed.is_quiet(&self.clock));
+        self.free_from(place, frames).take(LOOKS).find(is_quiet).map(|run| run.start)
+    }
+
+    /// Free runs at `place` of at least so many frames, smallest first.
+    pub fn free_from(&self, place: PlaceId, frames: u32) -> impl Iterator<Item = &Run> {
         self.free[place.index()].from(key(frames, 0)).filter_map(|entry| self.starting_at(entry as u32))
     }
 

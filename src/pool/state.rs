@@ -72,6 +72,8 @@ pub(crate) struct Taken {
     pub frames: u32,
     /// The home GPU of the request may still be at work on it.
     pub busy: bool,
+    /// And other memory would do there that nobody is at work on.
+    pub has_other: bool,
     /// The free runs it was taken from, in address order: the end of each and how it was freed.
     pub from: From,
 }
@@ -133,6 +135,8 @@ pub(crate) struct State<H> {
     pub held: Held,
     /// What the program wants to stay where it is.
     pub asked: Asked,
+    /// The program has given memory out by its physical pages, and may do so again.
+    pub gives_out: bool,
     /// Each has room at two places until it is over.
     pub moves: Moves,
     /// Counts the frees whose memory came back while a GPU might still touch it, whichever: one row of numbers, so that free
@@ -180,6 +184,7 @@ impl<H: Copy> State<H> {
             stock: Stock::new(specs.len()),
             held: Held::default(),
             asked: Asked::default(),
+            gives_out: false,
             moves: Moves::default(),
             clock,
             turn: 0,
@@ -200,6 +205,11 @@ impl<H: Copy> State<H> {
     /// The id of a place of this pool.
     pub fn id_of(&self, place: Place) -> Option<PlaceId> {
         PlaceId::all(self.budgets.len()).find(|id| self.place(*id) == place)
+    }
+
+    /// Whether the home GPU has turned out to be done with what was taken.
+    pub fn has_become_quiet(&self, taken: &Taken) -> bool {
+        taken.from.iter().all(|(_, freed)| freed.is_quiet(&self.clock))
     }
 
     /// Puts `taken` back among the free runs, as it was.
@@ -379,9 +389,10 @@ impl<H: Copy> State<H> {
 
     /// Takes quiet chunks at `place` out of the pool that are spare beside `bytes` to be made there, no more than those, the longest
     /// unused first: free memory that is too small for what is asked for now would only add to it. What is held never becomes less
-    /// by that, so a loop comes to have what it needs.
-    pub fn evict_spare(&mut self, place: PlaceId, bytes: u64) -> Vec<Leaving<H>> {
-        let mut spare = self.budgets[place.index()].spare_beside(bytes);
+    /// by that, so a loop comes to have what it needs. So much is set aside for the same block, and so much of that it
+    /// will use.
+    pub fn evict_spare(&mut self, place: PlaceId, bytes: u64, gathered: u64, useful: u64) -> Vec<Leaving<H>> {
+        let mut spare = self.budgets[place.index()].spare_with(bytes, gathered, useful);
         let mut leaving = Vec::new();
         if spare == 0 {
             return leaving;
@@ -408,7 +419,7 @@ impl<H: Copy> State<H> {
                 }
             }
         }
-        self.budget(place).exchange(bytes - most, bytes);
+        self.budget(place).exchange(bytes - most, bytes + useful);
         leaving
     }
 

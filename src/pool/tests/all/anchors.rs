@@ -1,6 +1,6 @@
 //! Memory that must stay where it is.
 
-use super::checks::{GIB, GPU0, GPU1, MIB, allocate, assert_returns_everything, pool};
+use super::checks::{GIB, GPU0, GPU1, MIB, allocate, assert_returns_everything, pool, roomy};
 use super::mock::Mock;
 use gpupool_pool::{Allocation, Anchor, Anchors, FRAME, Free, Policy, Pool};
 
@@ -58,7 +58,7 @@ fn a_block_that_others_hold_leaves_with_its_chunks_and_spares_those_of_neighbour
     let pool = pool(Policy::LocalFirst, &[(GPU0, 96 * MIB), (GPU1, GIB)]);
     let first = allocate(&pool, 32 * MIB).unwrap();
     free(&pool, &first);
-    let neighbour = allocate(&pool, 30 * MIB).unwrap();
+    let neighbour = allocate(&pool, 20 * MIB).unwrap();
     let spread = allocate(&pool, 100 * MIB).unwrap();
     pool.anchor(spread.block.address, 100 * MIB, Anchor::Shared).unwrap();
     assert_eq!(pool.hold(spread.block.address, spread.block.id), Some(spread.block));
@@ -69,13 +69,13 @@ fn a_block_that_others_hold_leaves_with_its_chunks_and_spares_those_of_neighbour
     pool.let_go(spread.block.address, spread.block.id);
     // Of a chunk that another block stands on, only the block's part is not.
     assert_eq!(pool.hold(neighbour.block.address, neighbour.block.id), Some(neighbour.block));
-    let beside = allocate(&pool, 2 * MIB).unwrap();
-    assert_eq!(beside.block.address, neighbour.block.address + 30 * MIB);
+    let beside = allocate(&pool, 12 * MIB).unwrap();
+    assert_eq!(beside.block.address, neighbour.block.address + 20 * MIB);
     free(&pool, &neighbour);
-    let other = allocate(&pool, 2 * MIB).unwrap();
+    let other = allocate(&pool, 12 * MIB).unwrap();
     assert!(!other.reused, "others still read the rest of that chunk");
     pool.let_go(neighbour.block.address, neighbour.block.id);
-    assert_eq!(allocate(&pool, 30 * MIB).map(|again| again.block.address), Ok(neighbour.block.address));
+    assert_eq!(allocate(&pool, 20 * MIB).map(|again| again.block.address), Ok(neighbour.block.address));
     assert_returns_everything(&pool, &[beside, other, allocation_at(&pool, neighbour.block.address)]);
 }
 
@@ -98,6 +98,37 @@ fn what_a_handle_was_given_of_serves_nobody_else_until_its_chunk_has_gone() {
     let whole = allocate(&pool, 48 * MIB).unwrap();
     assert!(!whole.reused);
     assert_returns_everything(&pool, &[elsewhere, whole]);
+}
+
+/// With chunks as large as outside of tests.
+#[test]
+fn what_a_program_that_gives_memory_out_gives_next_fixes_no_large_chunk() {
+    for (why, mib) in [(Anchor::Shared, 2), (Anchor::Retained, 20), (Anchor::Descriptor, 32)] {
+        let limit = 4 * GIB;
+        let pool = roomy(limit);
+        let rows = [512, 2, 512, 2].map(|mib| allocate(&pool, mib * MIB).unwrap());
+        free(&pool, &rows[0]);
+        free(&pool, &rows[2]);
+        let gives = |mib| {
+            let block = allocate(&pool, mib * MIB).unwrap();
+            assert!(pool.anchor(block.block.address, mib * MIB, why).is_some());
+            (block, pool.usage().places[0].anchored / MIB)
+        };
+        let (_, anchored) = gives(mib);
+        assert_eq!(anchored, 512, "nobody knew");
+        // What is fixed in any case serves on.
+        let (second, anchored) = gives(mib);
+        assert_eq!((second.reused, anchored), (true, 512));
+        let _rest = allocate(&pool, (512 - 2 * mib) * MIB).unwrap();
+        let (third, anchored) = gives(mib);
+        assert_eq!((third.reused, anchored), (false, 512 + mib));
+        // It is nothing for large ones, nor where there is no room beside what is free.
+        let large = allocate(&pool, 64 * MIB).unwrap();
+        let fill = allocate(&pool, limit - pool.usage().places[0].held).unwrap();
+        let (fourth, _) = gives(mib);
+        assert_eq!((large.reused, fill.reused, fourth.reused), (true, false, true));
+        assert_eq!((fourth.on_peers, fourth.on_host), (0, 0));
+    }
 }
 
 #[test]

@@ -2,12 +2,13 @@
 
 use super::checks::{
     CHUNK, GIB, GPU0, GPU1, HOST, Lenders, MIB, allocate, assert_block, assert_returns_everything, note_busy, pool,
-    pool_with, request,
+    pool_with, request, roomy,
 };
 use super::mock::{BASE, FaultKind, Mock};
 use gpupool_pool::{
     Accounts, Allocation, Anchor, Config, FRAME, Free, FreeError, Place, PlaceSpec, Policy, Pool, Refusal, Request,
 };
+use proptest::prelude::*;
 use std::sync::Arc;
 
 fn calls_since<T>(pool: &Pool<Mock>, act: impl FnOnce() -> T) -> (T, Vec<(&'static str, u64)>) {
@@ -196,7 +197,7 @@ fn made_by_warm_rounds(stays: u64) -> (u64, u64) {
 fn a_loop_does_not_make_memory_again_and_again_because_much_else_is_in_use() {
     for stays in [2 * MIB, 4 * GIB] {
         let (made, held) = made_by_warm_rounds(stays);
-        assert!(made <= 300 && held <= 2000, "beside {} MiB: {made} MiB were made, {held} are held", stays / MIB);
+        assert!(made <= 300 && held <= 2200, "beside {} MiB: {made} MiB were made, {held} are held", stays / MIB);
     }
 }
 
@@ -238,6 +239,72 @@ fn a_full_gpu_makes_hardly_any_memory_for_blocks_that_its_free_memory_is_too_sca
     }
     assert!(made[1] < GIB, "{} MiB were made for blocks of a loop that was warm", made[1] / MIB);
     assert_returns_everything(&pool, &live);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn a_block_holds_its_size_rounded_up_and_a_sixteenth_at_most(
+        sizes in proptest::collection::vec(prop_oneof![1..8 * MIB, 1..3 * GIB], 1..24),
+    ) {
+        let pool = roomy(128 * GIB);
+        let rounded = |bytes: u64| bytes.next_multiple_of(FRAME);
+        let live: Vec<Allocation> = sizes.iter().map(|bytes| allocate(&pool, *bytes).unwrap()).collect();
+        let all: u64 = sizes.iter().map(|bytes| rounded(*bytes)).sum();
+        let here = pool.usage().places[0];
+        prop_assert!(all <= here.used && here.held <= all + all / 16, "{here:?}");
+        // The next ones stand on what these leave.
+        live.iter().step_by(2).for_each(|block| free(&pool, block));
+        let mut rest: Vec<Allocation> = live.into_iter().skip(1).step_by(2).collect();
+        rest.extend(sizes.iter().rev().map(|bytes| allocate(&pool, *bytes).unwrap()));
+        for Allocation { block, .. } in &rest {
+            let stands_on: u64 = pool.pieces(block.address, u64::MAX).iter().map(|piece| piece.bytes).sum();
+            prop_assert!(stands_on <= rounded(block.bytes) / 16 * 17, "{stands_on} for {}", block.bytes);
+        }
+        assert_returns_everything(&pool, &rest);
+    }
+}
+
+/// MiB that are made for a block of so many MiB where chunks of these sizes are free, each apart from the others, and the place may hold `more`
+/// beside them.
+fn made_beside(more: u64, block: u64, chunks: &[u64]) -> u64 {
+    const KEPT: u64 = 2;
+    let sum: u64 = chunks.iter().map(|mib| mib + KEPT).sum();
+    let pool = roomy((sum + more) * MIB);
+    let mut kept = Vec::new();
+    let mut free_ones = Vec::new();
+    for mib in chunks {
+        free_ones.push(allocate(&pool, mib * MIB).unwrap());
+        kept.push(allocate(&pool, KEPT * MIB).unwrap());
+    }
+    free_ones.iter().for_each(|block| free(&pool, block));
+    let (block, log) = calls_since(&pool, || allocate(&pool, block * MIB).unwrap());
+    let bytes = |name: &str| log.iter().filter(|call| call.0 == name).map(|call| call.1).sum::<u64>();
+    assert_eq!((block.on_peers, block.on_host), (0, 0));
+    assert!(bytes("create") <= bytes("map"));
+    kept.push(block);
+    assert_returns_everything(&pool, &kept);
+    bytes("create") / MIB
+}
+
+#[test]
+fn a_full_place_maps_an_eighth_of_a_block_elsewhere_or_half_of_the_largest_chunk_and_exchanges_what_is_less() {
+    assert_eq!(made_beside(0, 1024, &[128; 8]), 0);
+    assert_eq!(made_beside(0, 1024, &[128, 126, 128, 126, 128, 126, 128, 126, 8]), 512);
+    // Half of 512 MiB, where an eighth is as much or more.
+    assert_eq!(made_beside(0, 4096, &[256; 16]), 0);
+    let mixed = [[256, 254]; 8].concat().into_iter().chain([16]).collect::<Vec<_>>();
+    assert_eq!(made_beside(0, 4096, &mixed), 2048);
+    // No less than 32 MiB, where an eighth would be.
+    assert_eq!(made_beside(0, 128, &[32, 30, 32, 30, 4]), 64);
+}
+
+#[test]
+fn a_place_with_room_maps_large_spare_chunks_elsewhere_instead_of_exchanging_them() {
+    // Held is to stay within a sixteenth of the most that was in use, 262 MiB and 14 MiB more.
+    assert_eq!(made_beside(4096, 256, &[128; 2]), 0);
+    assert_eq!(made_beside(4096, 256, &[126, 126, 4]), 256);
+    assert_eq!(made_beside(4096, 4096, &[[256, 254]; 8].concat()), 2048);
 }
 
 #[test]
@@ -398,6 +465,42 @@ fn lazily_freed_memory_waits_for_the_device_before_reuse() {
     let (second, log) = calls_since(&pool, || allocate(&pool, 64 * MIB).unwrap());
     assert_eq!(log, [("quiesce", 1)]);
     assert_block(&pool, &second);
+}
+
+/// A block of 96 MiB that nobody is at work on, and one of so many MiB that its GPU may be, both freed; one more stands between them.
+fn quiet_and_busy(mib: u64) -> (Pool<Mock>, Allocation, Allocation, Allocation) {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let [quiet, between, busy] = [96, 2, mib].map(|mib| allocate(&pool, mib * MIB).unwrap());
+    free(&pool, &quiet);
+    pool.free(busy.block.address, Free::Lazy).unwrap();
+    note_busy(&pool, &busy);
+    (pool, quiet, between, busy)
+}
+
+#[test]
+fn nobody_waits_for_a_gpu_at_work_on_the_best_fit_while_other_free_memory_is_quiet() {
+    // Of the front, and too large for it.
+    for mib in [32, 80] {
+        let (pool, quiet, between, busy) = quiet_and_busy(mib);
+        pool.backend().inner().held.insert(0);
+        let (block, log) = calls_since(&pool, || allocate(&pool, mib * MIB).unwrap());
+        assert_eq!((block.block.address, log), (quiet.block.address, vec![("look", 1)]), "{mib} MiB");
+        // The best fit is what was left for it.
+        pool.backend().inner().held.clear();
+        let again = allocate(&pool, mib * MIB).unwrap();
+        assert_eq!(again.block.address, busy.block.address, "{mib} MiB");
+        assert_returns_everything(&pool, &[block, between, again]);
+    }
+}
+
+#[test]
+fn a_gpu_that_is_done_is_not_waited_for_and_the_best_fit_is_taken() {
+    for mib in [32, 80] {
+        let (pool, _, between, busy) = quiet_and_busy(mib);
+        let (block, log) = calls_since(&pool, || allocate(&pool, mib * MIB).unwrap());
+        assert_eq!((block.block.address, log), (busy.block.address, vec![("look", 1)]), "{mib} MiB");
+        assert_returns_everything(&pool, &[block, between]);
+    }
 }
 
 #[test]

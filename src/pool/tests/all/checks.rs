@@ -2,8 +2,8 @@
 
 use super::mock::{BASE, Mock};
 use gpupool_pool::{
-    Accounts, Allocation, Claim, Config, FRAME, Free, FreeError, Links, Piece, Place, PlaceSpec, Policy, Pool, Refusal,
-    Request, order,
+    Accounts, Allocation, Claim, Config, FRAME, Free, FreeError, LARGEST_CHUNK, Links, Piece, Place, PlaceSpec, Policy,
+    Pool, Refusal, Request, order,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,6 +42,19 @@ pub fn pool(policy: Policy, capacity: &[(Place, u64)]) -> Pool<Mock> {
 pub enum Lenders {
     All,
     None,
+}
+
+/// A pool over one GPU with chunks as large as outside of tests.
+pub fn roomy(limit: u64) -> Pool<Mock> {
+    let config = Config {
+        base: BASE,
+        bytes: 64 << 40,
+        accounts: Arc::new(Accounts::new(&[PlaceSpec { place: GPU0, limit }])),
+        links: Default::default(),
+        policy: Policy::LocalFirst,
+        largest_chunk: LARGEST_CHUNK,
+    };
+    Pool::new(config, Mock::new(&[(GPU0, limit)]))
 }
 
 pub fn pool_with(policy: Policy, lenders: Lenders, limits: &[(Place, u64)], capacity: &[(Place, u64)]) -> Pool<Mock> {

@@ -1,8 +1,8 @@
 //! Random operation sequences against a naive model: a flat list of blocks, and the mock's own list of mappings.
 
 use super::checks::{
-    GPU0, GPU1, HOST, Lenders, MIB, assert_accounts_beside, assert_block, assert_returns_everything, note_busy_on,
-    pool_with, route,
+    CHUNK, GPU0, GPU1, HOST, Lenders, MIB, assert_accounts_beside, assert_block, assert_returns_everything,
+    note_busy_on, pool_with, route,
 };
 use super::mock::Mock;
 use gpupool_pool::{
@@ -241,6 +241,8 @@ struct Model {
     least_live: u64,
     /// Blocks that others have, by number.
     out: BTreeMap<u64, Out>,
+    /// Something was given out by its pages, so that small blocks stand on small chunks.
+    gives_out: bool,
 }
 
 /// What others have of a block.
@@ -278,6 +280,7 @@ impl Model {
             stock: BTreeSet::new(),
             least_live: 0,
             out: BTreeMap::new(),
+            gives_out: false,
         }
     }
 
@@ -389,6 +392,7 @@ impl Model {
                 let usage = self.pool.usage();
                 let given = self.out.get(&block.id).is_some_and(|out| out.given);
                 if why != Anchor::Asked && !given && self.pool.anchor(block.address, block.bytes, why).is_some() {
+                    self.gives_out = true;
                     assert!(self.pool.withdraw_anchor(block.address, block.bytes, why));
                 }
                 assert_eq!(self.pool.usage(), usage);
@@ -808,6 +812,7 @@ impl Model {
         };
         let sum = touched.iter().map(|row| row.1).sum();
         assert_eq!(self.pool.anchor(address, bytes, why), inside.then_some(sum));
+        self.gives_out |= inside && why != Anchor::Asked;
         match why {
             _ if !inside => {}
             Anchor::Asked => self.asked.push((address, bytes, block.id)),
@@ -1010,7 +1015,8 @@ impl Model {
                 }
                 // Whoever asked another GPU may know of better rows than were free before.
                 let looked = self.pool.backend().inner().log[calls..].iter().any(|call| call.0 == "look");
-                if self.policy == Policy::LocalFirst && !waiting && !looked {
+                let is_apart = self.gives_out && size <= CHUNK / 4;
+                if self.policy == Policy::LocalFirst && !waiting && !looked && !is_apart {
                     // The strict best fit at home, as if all freed neighbours were joined, or at least the best of those
                     // that need no joining.
                     if let Some(row) = best_fit {
