@@ -6,8 +6,10 @@ use gpupool_store::{Reader, Which, jobs, rank_folder};
 use harness::{Run, Running, Traced, artifact_folder, at_work, eventually, goes_on};
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -134,6 +136,34 @@ fn an_image_of_a_program_at_work_is_of_one_moment() {
     ends_well(program);
 }
 
+/// Suspended in the middle, the image would stand still until the program is resumed.
+#[test]
+fn who_is_to_be_suspended_has_an_image_that_was_begun_first() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    at_work(&mut program, 4);
+    for generation in 1..=3 {
+        std::thread::scope(|scope| {
+            let arguments = format!("checkpoint {} {}", program.pid(), folder.display());
+            let asking = &program;
+            let asked = scope.spawn(move || asking.gpupool(&arguments));
+            let is_there = || generations(&folder).first() == Some(&generation);
+            eventually("a beginning", || (is_there() || unfinished(&folder).is_some()).then_some(()));
+            eventually("a suspension", || {
+                let ended = program.gpupool(&format!("suspend --to host {}", program.pid()));
+                let said = String::from_utf8(ended.stderr).unwrap();
+                assert!(ended.status.success() || said.contains("an image of it is being written"), "{said}");
+                ended.status.success().then_some(())
+            });
+            let image = asked.join().unwrap();
+            assert!(image.status.success(), "{}", String::from_utf8_lossy(&image.stderr));
+        });
+        assert!(program.gpupool(&format!("resume {}", program.pid())).status.success());
+        goes_on(&mut program);
+    }
+    ends_well(program);
+}
+
 /// Bytes of an image that is not whole yet; `None`: there is none.
 fn unfinished(folder: &Path) -> Option<u64> {
     let entries = std::fs::read_dir(folder).ok()?.flatten();
@@ -225,7 +255,7 @@ fn two_at_once_are_one_image_or_two_and_one_folder_is_one_program_s() {
             let asked = [ask(), ask(), ask()];
             asked.map(|asked| asked.join().unwrap())
         });
-        let known = ["is being written already", "another command is asking it", "uses this folder"];
+        let known = ["is being written already", "others were asking it all the time", "uses this folder"];
         let refused = all.iter().filter_map(|told| told["error"].as_str());
         assert!(refused.clone().all(|why| known.iter().any(|known| why.contains(known))), "{all:?}");
         let made = 3 - refused.count();
@@ -456,6 +486,49 @@ fn what_has_not_changed_since_the_last_image_is_not_written_again() {
     assert_eq!(program.ask("name weights 49152 0 1"), "0 5000 0", "what lies in an older file comes back");
 }
 
+/// Files of the newest generation with memory in them.
+fn data(folder: &Path) -> Vec<PathBuf> {
+    let newest = generations(folder).into_iter().max().unwrap();
+    let all = std::fs::read_dir(folder.join(format!("gen-{newest:06}"))).unwrap().flatten().map(|entry| entry.path());
+    all.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("data-"))).collect()
+}
+
+#[test]
+fn what_is_damaged_in_the_last_image_is_written_anew_and_told() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    // More than what one thread takes on, and all of it of other words.
+    let block: u64 = program.ask("block 32768 5000").parse().unwrap();
+    let first = image(&program, &folder, "--keep 1");
+    assert_eq!(first["damaged_bytes"], 0, "{first}");
+    let all = 32 * MIB;
+    // Of one image that is kept, every part has its turn to be read in each.
+    for (how, fewest) in [("flipped", MIB), ("cut", MIB), ("removed", MIB), ("whole", 0)] {
+        for path in data(&folder).into_iter().take(1) {
+            let bytes = path.metadata().unwrap().len();
+            let file = std::fs::File::options().write(true).read(true).open(&path).unwrap();
+            let mut byte = [0];
+            match how {
+                "flipped" => {
+                    file.read_exact_at(&mut byte, bytes / 2).unwrap();
+                    file.write_all_at(&[byte[0] ^ 1], bytes / 2).unwrap();
+                }
+                "cut" => file.set_len(bytes / 2).unwrap(),
+                "removed" => std::fs::remove_file(&path).unwrap(),
+                _ => {}
+            }
+        }
+        let told = image(&program, &folder, "--keep 1");
+        let damaged = told["damaged_bytes"].as_u64().unwrap();
+        assert!(damaged >= fewest && (damaged == 0) == (fewest == 0) && damaged <= all, "{how}: {told}");
+        assert!(told["unchanged_bytes"].as_u64().unwrap() + damaged >= all, "{how}: {told}");
+        verifies(&folder);
+        let words = stored(&folder, block, all as usize);
+        assert!(words.iter().zip(5000..).all(|(word, expected)| *word == expected), "{how}");
+    }
+    ends_well(program);
+}
+
 /// Runs the command as a user of this session, on the machine that a program is on.
 fn gpupool(program: &Running, session: &Path, arguments: &str) -> std::process::Output {
     let environment = std::fs::read(format!("/proc/{}/environ", program.pid())).unwrap();
@@ -499,34 +572,48 @@ fn rank(number: u32) -> Run {
         .env("GPUPOOL_DEVICES", "0")
 }
 
+/// The newest image of each of two ranks has memory of one moment, and both of the same: neither of them is ever more than a step ahead.
+#[track_caller]
+fn are_of_one_moment(folder: &Path, latest: u32) {
+    let step = |rank: u32| {
+        let reader = Reader::open(&rank_folder(folder, rank), Which::Newest, 1).unwrap();
+        let block = reader.manifest().blocks.iter().map(|block| &block.about).find(|about| about.bytes == 8 * MIB);
+        let block = block.unwrap_or_else(|| panic!("rank {rank} has no block of 8 MiB"));
+        let mut bytes = vec![0; 8 << 20];
+        reader.read_into(block.id, 0, &mut bytes).unwrap();
+        let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        assert!(words.windows(2).all(|pair| pair[1] == pair[0] + 1), "rank {rank}: of two moments");
+        words[0] / 16
+    };
+    let [first, second] = [0, 1].map(step);
+    assert!(first.abs_diff(second) <= 1 && first.max(second) <= latest + 1, "{first} and {second} of {latest}");
+}
+
+/// Steps that two ranks have done together.
+fn steps(program: &mut Running) -> u64 {
+    program.ask("steps").parse().unwrap()
+}
+
+#[track_caller]
+fn further_steps(program: &mut Running) {
+    let before = steps(program);
+    eventually("further steps", || (steps(program) > before + 8).then_some(()));
+}
+
 #[test]
 fn ranks_whose_kernels_wait_for_each_other_have_one_image_of_one_moment() {
     let (_around, folder) = store();
     let run = Run::program("ranks").sim("2x1GiB").env("SIMCUDA_STRICT", "on").env("GPUPOOL_RESERVE", "16MiB").shim();
     let mut program = run.start(None);
     let other: u32 = program.ask("other").parse().unwrap();
-    let steps = |program: &mut Running| -> u64 { program.ask("steps").parse().unwrap() };
-    let go_on = |program: &mut Running| {
-        let before = steps(program);
-        eventually("further steps", || (steps(program) > before + 8).then_some(()));
-    };
-    go_on(&mut program);
+    further_steps(&mut program);
     for generation in 1..=4 {
         let told =
             job(&program, &program.session(), &folder, &format!("--wait 30s --keep 2 {} {other}", program.pid()));
         assert_eq!(told["generation"], generation, "{told}");
         let latest = steps(&mut program) as u32;
-        for rank in 0..2 {
-            let reader = Reader::open(&rank_folder(&folder, rank), Which::Newest, 1).unwrap();
-            let block = reader.manifest().blocks.iter().map(|block| &block.about).find(|about| about.bytes == 8 * MIB);
-            let block = block.unwrap_or_else(|| panic!("rank {rank} has no block of 8 MiB"));
-            let mut bytes = vec![0; 8 << 20];
-            reader.read_into(block.id, 0, &mut bytes).unwrap();
-            let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
-            assert!(words.windows(2).all(|pair| pair[1] == pair[0] + 1), "rank {rank}: of two moments");
-            assert!(words[0] < 8 || words[0] <= latest, "rank {rank}: {} of {latest}", words[0]);
-        }
-        go_on(&mut program);
+        are_of_one_moment(&folder, latest);
+        further_steps(&mut program);
     }
     assert_eq!(job_images(&folder), [4, 3]);
     let list = String::from_utf8(program.gpupool(&format!("store list {}", folder.display())).stdout).unwrap();
@@ -551,9 +638,7 @@ fn a_jobs_ranks_come_back_by_their_numbers() {
     assert_eq!(told["ranks"].as_array().map(Vec::len), Some(2), "{told}");
     assert_eq!(told["ranks"][0]["pid"], first.pid(), "in the order of their numbers: {told}");
     // One that has died is missed.
-    second.signal(libc::SIGKILL);
-    let pid = second.pid();
-    eventually("its end", || gpupool_metrics::stat(pid).is_none_or(|stat| stat.state == b'Z').then_some(()));
+    second.kill();
     let alone = gpupool(first, session.path(), &format!("checkpoint --job {} {}", first.pid(), folder.display()));
     let said = String::from_utf8(alone.stderr).unwrap();
     assert!(said.contains("has 2 ranks, and those found beside it are 0"), "{said}");
@@ -614,6 +699,367 @@ fn a_rank_that_is_killed_while_it_writes_leaves_the_older_image_of_the_job_and_t
     let [one, other] = [0, 1].map(|rank| generations(&rank_folder(&folder, rank)).len());
     assert_eq!((one, other), (1, 1), "what belongs to no image of the job is gone");
     ends_well(first);
+}
+
+#[test]
+fn of_ranks_of_which_one_is_suspended_there_is_no_image_and_it_is_said_why() {
+    let (_around, folder) = store();
+    let session = session();
+    let mut ranks = [0, 1].map(|number| rank(number).start(Some(session.path())));
+    ranks.iter_mut().for_each(|rank| at_work(rank, 1));
+    let pids = ranks.each_ref().map(|rank| rank.pid().to_string()).join(" ");
+    let [first, second] = &ranks;
+    let suspend = |what: &str| gpupool(first, session.path(), &format!("{what} {}", second.pid())).status.success();
+    assert!(suspend("suspend"));
+    // It has ended its connection before or after it is told when to stop.
+    for _ in 0..12 {
+        let told = job(first, session.path(), &folder, &pids);
+        let said = |rank: usize| told["ranks"][rank]["error"].as_str().unwrap_or_default().to_owned();
+        assert!(said(1).contains("it is suspended; resume it first"), "{told}");
+        assert!(said(0).contains(&format!("process {} was not ready", second.pid())), "{told}");
+    }
+    assert!(suspend("resume"));
+    assert_eq!(job(first, session.path(), &folder, &pids)["generation"], 1);
+    ranks.into_iter().for_each(ends_well);
+}
+
+/// The command on one of two hosts, which are two folders of pages.
+fn on_host(node: u32, session: &Path, folder: &Path, more: &str) -> Child {
+    let mut command = Command::new(artifact_folder().join("gpupool"));
+    command.args(["checkpoint", "--json", "--node", &format!("{node}/2")]).args(more.split_whitespace()).arg(folder);
+    command.env("XDG_RUNTIME_DIR", session).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// What it says in the end.
+#[track_caller]
+fn said(command: Child) -> Value {
+    let ended = command.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let told: Value =
+        serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}{}", String::from_utf8_lossy(&ended.stderr)));
+    assert_eq!(ended.status.success(), told.get("error").is_none(), "{told}");
+    told
+}
+
+/// Both commands.
+fn on_hosts(sessions: [&Path; 2], folder: &Path, more: &str) -> [Value; 2] {
+    // The one that the others wait for comes last.
+    let other = on_host(1, sessions[1], folder, more);
+    let first = on_host(0, sessions[0], folder, more);
+    [first, other].map(said)
+}
+
+/// The only rank on its host.
+fn host_rank(number: u32) -> Run {
+    rank(0).env("LOCAL_WORLD_SIZE", "1").env("RANK", number.to_string()).env("WORLD_SIZE", "2")
+}
+
+/// One rank on each of two hosts, at work, and the folders of their pages.
+fn two_hosts() -> ([TempDir; 2], [Running; 2]) {
+    let sessions = [session(), session()];
+    let mut number = 0;
+    let ranks = sessions.each_ref().map(|session| {
+        let mut rank = host_rank(number).start(Some(session.path()));
+        number += 1;
+        at_work(&mut rank, 1);
+        rank
+    });
+    (sessions, ranks)
+}
+
+/// What lies in the folder of an attempt by which hosts agree, `said` and `heard`.
+fn meeting(folder: &Path) -> Vec<String> {
+    let entries = |path: &Path| -> Vec<PathBuf> {
+        std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    let is_one = |path: &PathBuf| path.to_string_lossy().contains("/.meeting-");
+    let folders = entries(folder).into_iter().filter(is_one).flat_map(|path| entries(&path));
+    folders.flat_map(|path| entries(&path)).map(|path| path.to_string_lossy().into_owned()).collect()
+}
+
+/// Waits until a node says this in an attempt, or its command has ended.
+fn until_said(command: &mut Child, folder: &Path, node: u32, step: &str) {
+    let (inner, begins) = if node == 0 { ("/said/", "0") } else { ("/heard/", "1-") };
+    let is_it = |path: &String| {
+        let name = path.split_once(inner).map(|(_, name)| name);
+        name.is_some_and(|name| name.starts_with(begins) && name.ends_with(&format!("-{step}")))
+    };
+    while !meeting(folder).iter().any(is_it) && command.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+}
+
+/// A command stands still for so long.
+fn held_up(command: &Child, time: Duration) {
+    let signal = |signal| {
+        // SAFETY: kill has no preconditions; the child was not waited for, so the number is its.
+        assert_eq!(unsafe { libc::kill(command.id() as i32, signal) }, 0);
+    };
+    signal(libc::SIGSTOP);
+    let begun = Instant::now();
+    eventually("the end of that time", || (begun.elapsed() >= time).then_some(()));
+    signal(libc::SIGCONT);
+}
+
+#[test]
+fn ranks_on_two_hosts_have_one_image_of_one_moment() {
+    let (_around, folder) = store();
+    let other = session();
+    let run = Run::program("ranks").sim("2x1GiB").env("SIMCUDA_STRICT", "on").env("GPUPOOL_RESERVE", "16MiB").shim();
+    let run = run.env("OTHER_SESSION", other.path()).env("RANK", "0").env("WORLD_SIZE", "2");
+    let mut program = run.env("LOCAL_RANK", "0").env("LOCAL_WORLD_SIZE", "1").start(None);
+    further_steps(&mut program);
+    let session = program.session();
+    for generation in 1..=4 {
+        let [mut second, first] = [(1, other.path()), (0, &*session)]
+            .map(|(node, session)| on_host(node, session, &folder, "--wait 30s --keep 2"));
+        if generation % 2 == 1 {
+            // One is late, and many steps are done meanwhile where the first does not wait for it.
+            until_said(&mut second, &folder, 1, "came");
+            held_up(&second, Duration::from_millis(300));
+        }
+        let told = [first, second].map(said);
+        for (node, told) in told.iter().enumerate() {
+            assert_eq!(
+                (&told["generation"], told["hosts"].as_array().map(Vec::len)),
+                (&generation.into(), Some(2)),
+                "{told}"
+            );
+            let own = folder.join(format!("rank-{node}"));
+            assert_eq!(told["ranks"].as_array().map(Vec::len), Some(1), "{told}");
+            assert_eq!(told["ranks"][0]["folder"], own.to_str().unwrap(), "{told}");
+        }
+        let latest = steps(&mut program) as u32;
+        are_of_one_moment(&folder, latest);
+        further_steps(&mut program);
+    }
+    assert_eq!(job_images(&folder), [4, 3]);
+    assert_eq!(meeting(&folder), [""; 0]);
+    let verified = program.gpupool(&format!("store verify --json {}", folder.display()));
+    let told: Value = serde_json::from_slice(&verified.stdout).unwrap();
+    assert!(verified.status.success() && told[1]["ranks"]["1"]["wrong"] == serde_json::json!([]), "{told}");
+    assert_eq!(program.ask("end"), "0 wrong");
+    assert!(program.end().0.success());
+}
+
+#[test]
+fn ranks_of_several_hosts_come_back_by_their_numbers_in_the_whole_job() {
+    let (_around, folder) = store();
+    let sessions = [session(), session()];
+    let ranks: Vec<Running> = sessions
+        .iter()
+        .zip([0, 1])
+        .map(|(session, number)| {
+            let mut rank = host_rank(number).start(Some(session.path()));
+            rank.ask(&format!("name weights 3072 0 {}", 5000 + number * 1000));
+            rank
+        })
+        .collect();
+    let told = on_hosts(sessions.each_ref().map(TempDir::path), &folder, "");
+    assert_eq!(told.each_ref().map(|told| &told["generation"]), [1, 1], "{told:?}");
+    let list = String::from_utf8(ranks[0].gpupool(&format!("store list {}", folder.display())).stdout).unwrap();
+    assert!(list.contains("of 2 hosts"), "{list}");
+    for (number, seed) in [(1, 6000), (0, 5000)] {
+        let mut program = host_rank(number).env("GPUPOOL_RESTORE", &folder).start(None);
+        assert_eq!(program.ask("name weights 3072 0 1"), format!("0 {seed} 0"), "rank {number}");
+    }
+    // The same two on one host.
+    let mut program = rank(1).env("RANK", "1").env("WORLD_SIZE", "2").env("GPUPOOL_RESTORE", &folder).start(None);
+    assert_eq!(program.ask("name weights 3072 0 1"), "0 6000 0");
+    let mut program = rank(1).env("GPUPOOL_RESTORE", &folder).start(None);
+    assert_eq!(program.ask("name weights 3072 0 1"), "-8 1 0");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("it is of ranks on 2 hosts, and no launcher has given this process its number"), "{log}");
+}
+
+#[test]
+fn a_host_or_a_rank_that_is_missing_is_named_and_the_older_image_stays() {
+    let (_around, folder) = store();
+    let (sessions, mut ranks) = two_hosts();
+    let paths = sessions.each_ref().map(TempDir::path);
+    let told = on_hosts(paths, &folder, "");
+    assert_eq!(told[0].get("error"), None, "{told:?}");
+    let error = |told: &Value| told["error"].as_str().unwrap_or_else(|| panic!("{told}")).to_owned();
+
+    let alone = error(&said(on_host(0, paths[0], &folder, "--meet 1s")));
+    assert!(alone.contains("node 1 of 2 (from 0) has not come"), "{alone}");
+    let alone = error(&said(on_host(1, paths[1], &folder, "--meet 1s")));
+    assert!(alone.contains("node 0 of 2 has not come"), "{alone}");
+    // Both commands on one host.
+    for told in on_hosts([paths[0]; 2], &folder, "").map(|told| error(&told)) {
+        assert!(told.contains("are both rank 0 of their job"), "{told}");
+    }
+    let other = session();
+    let lost = host_rank(1).env("WORLD_SIZE", "3").env("RANK", "2");
+    let mut lost = lost.start(Some(other.path()));
+    at_work(&mut lost, 1);
+    for told in on_hosts([paths[0], other.path()], &folder, "").map(|told| error(&told)) {
+        assert!(told.contains("is of a job of 3 ranks, and others of one of 2"), "{told}");
+    }
+    // One that is not stopped, on the other host.
+    ranks[1].ask("spin");
+    let [first, second] = on_hosts(paths, &folder, "--wait 1s").map(|told| error(&told));
+    assert!(first.contains("node 1 (host ") && first.contains("did not come to rest in time"), "{first}");
+    assert!(second.contains("did not come to rest in time"), "{second}");
+    ranks[1].ask("release");
+    assert_eq!(job_images(&folder), [1]);
+    assert_eq!(meeting(&folder), [""; 0]);
+    let told = on_hosts(paths, &folder, "--keep 1");
+    assert_eq!(told.each_ref().map(|told| &told["generation"]), [2, 2], "{told:?}");
+    assert_eq!(job_images(&folder), [2]);
+    for mut rank in ranks {
+        goes_on(&mut rank);
+        ends_well(rank);
+    }
+}
+
+#[test]
+fn with_every_the_commands_of_both_hosts_meet_again_until_the_job_ends() {
+    let (_around, folder) = store();
+    let (sessions, ranks) = two_hosts();
+    let begin = |node: usize| on_host(node as u32, sessions[node].path(), &folder, "--every 1s --keep 2 --meet 5s");
+    let commands = [begin(1), begin(0)];
+    eventually("a third image", || (job_images(&folder).first() >= Some(&3)).then_some(()));
+    ranks.into_iter().for_each(ends_well);
+    for command in commands {
+        let ended = command.wait_with_output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert!(ended.status.success() && said.contains("has ended; no further image is written"), "{said}");
+    }
+    let images = job_images(&folder);
+    assert!(images.len() == 2 && images[0] == images[1] + 1, "{images:?}");
+}
+
+/// Of each case all is of its own, so that they wait side by side for those that were killed.
+#[test]
+fn a_host_whose_command_is_killed_leaves_the_older_image_and_nothing_that_disturbs_the_next() {
+    const CASES: [(u32, &str); 8] = [
+        (0, "called"),
+        (1, "came"),
+        (0, "ready"),
+        (1, "rest"),
+        (0, "copied"),
+        (1, "copied"),
+        (0, "written"),
+        (1, "written"),
+    ];
+    std::thread::scope(|scope| {
+        for case in CASES {
+            scope.spawn(move || killed_at(case));
+        }
+    });
+}
+
+fn killed_at((killed, step): (u32, &str)) {
+    let (_around, folder) = store();
+    let (sessions, mut ranks) = two_hosts();
+    let paths = sessions.each_ref().map(TempDir::path);
+    let told = on_hosts(paths, &folder, "");
+    assert_eq!(told[0].get("error"), None, "{told:?}");
+    let case = format!("node {killed} at {step}");
+
+    let more = "--meet 12s --wait 30s";
+    // Who is alone first is the one that is killed.
+    let is_alone = ["called", "came"].contains(&step);
+    let mut commands: Vec<(u32, Child)> = [killed, 1 - killed]
+        .into_iter()
+        .take(if is_alone && killed == 0 { 1 } else { 2 })
+        .map(|node| (node, on_host(node, paths[node as usize], &folder, more)))
+        .collect();
+    let (_, mut command) = commands.remove(0);
+    until_said(&mut command, &folder, killed, step);
+    command.kill().unwrap();
+    command.wait().unwrap();
+    let begun = Instant::now();
+    let mut images = vec![1];
+    for (_, other) in commands {
+        let told = said(other);
+        match told["error"].as_str() {
+            None => images.insert(0, 2),
+            Some(why) => {
+                let names = [format!("node {killed} (host "), format!("node {killed} of 2")];
+                assert!(names.iter().any(|name| why.contains(name)), "{case}: {why}");
+            }
+        }
+        assert!(step != "written" || told.get("error").is_none(), "{case}: {told}");
+    }
+    // Ten seconds without a sign of life, or those that it is waited for one to come.
+    assert!(begun.elapsed().as_secs() < 40, "{case}: {:?}", begun.elapsed());
+    assert_eq!(job_images(&folder), images, "{case}");
+    for rank in &mut ranks {
+        goes_on(rank);
+    }
+    // A rank that had begun to write finishes that.
+    eventually("the end of what was begun", || {
+        let lock =
+            |rank| std::fs::read_to_string(rank_folder(&folder, rank).join("lock")).is_ok_and(|by| by.is_empty());
+        (lock(0) && lock(1)).then_some(())
+    });
+    let told = on_hosts(paths, &folder, "--keep 1");
+    assert_eq!(told[0]["generation"], images[0] + 1, "{case}: {told:?}");
+    assert_eq!(told[1]["generation"], images[0] + 1, "{case}: {told:?}");
+    assert_eq!(job_images(&folder), [images[0] + 1], "{case}");
+    assert_eq!([0, 1].map(|rank| generations(&rank_folder(&folder, rank)).len()), [1, 1], "{case}");
+    assert_eq!(meeting(&folder), [""; 0], "{case}");
+    for rank in ranks {
+        ends_well(rank);
+    }
+}
+
+#[test]
+fn a_rank_on_another_host_that_is_killed_while_it_writes_leaves_the_older_image() {
+    let (_around, folder) = store();
+    let (sessions, mut ranks) = two_hosts();
+    let paths = sessions.each_ref().map(TempDir::path);
+    let told = on_hosts(paths, &folder, "");
+    assert_eq!(told[0].get("error"), None, "{told:?}");
+    let mut images = vec![1];
+    // Before the first byte, and behind some.
+    for least in [0, 4 * MIB] {
+        ranks[1].ask(&format!("name weights 65536 0 {}", 7000 + least));
+        let pid = ranks[1].pid();
+        let [mut other, first] = [1, 0].map(|node| on_host(node, paths[node as usize], &folder, ""));
+        let held = loop {
+            let held = if least == 0 { held_writers(&ranks[1]) } else { None };
+            let is_written = least > 0 && unfinished(&rank_folder(&folder, 1)).is_some_and(|bytes| bytes >= least);
+            if held.is_some() || is_written || other.try_wait().unwrap().is_some() {
+                break held;
+            }
+        };
+        ranks[1].signal(libc::SIGKILL);
+        // Its threads end once nobody looks at them.
+        drop(held);
+        let told = [first, other].map(said);
+        match told[0]["error"].as_str() {
+            None => images.insert(0, 2),
+            Some(why) => assert!(why.contains(&format!("process {pid}")) && why.contains("node 1 (host "), "{why}"),
+        }
+        assert_eq!(told[1].get("error").is_some(), told[0].get("error").is_some(), "{told:?}");
+        assert_eq!(job_images(&folder), images);
+        goes_on(&mut ranks[0]);
+        ranks[1] = host_rank(1).start(Some(paths[1]));
+        at_work(&mut ranks[1], 1);
+    }
+    let told = on_hosts(paths, &folder, "--keep 1");
+    let next = images[0] + 1;
+    assert_eq!(told.each_ref().map(|told| told["generation"].as_u64()), [Some(next); 2], "{told:?}");
+    assert_eq!([0, 1].map(|rank| generations(&rank_folder(&folder, rank)).len()), [1, 1]);
+    ranks.into_iter().for_each(ends_well);
+}
+
+/// One of them hears late that all have stopped: its own rank waits for that.
+#[test]
+fn a_folder_that_is_slow_for_one_host_delays_all_and_that_is_all() {
+    let (_around, folder) = store();
+    let (sessions, ranks) = two_hosts();
+    let paths = sessions.each_ref().map(TempDir::path);
+    let [mut other, first] = [1, 0].map(|node| on_host(node, paths[node as usize], &folder, ""));
+    until_said(&mut other, &folder, 1, "rest");
+    // More than a program waits for others of its own host.
+    held_up(&other, Duration::from_secs(6));
+    let told = [first, other].map(said);
+    assert_eq!(told.each_ref().map(|told| &told["generation"]), [1, 1], "{told:?}");
+    ranks.into_iter().for_each(ends_well);
 }
 
 /// Blocks of a program, in the order in which it asks for them: their addresses.
@@ -820,11 +1266,18 @@ fn with_process_a_suspended_program_has_nothing_on_a_gpu_and_comes_back() {
         assert_eq!(program.ask(&format!("look {block} 20480")), "5000 0");
         assert!(used() >= 20 * MIB);
     }
-    // What would not come back is not taken away: memory on peers, and the program's own.
+    // What the program made itself goes with it.
+    at_work(&mut program, 1);
+    for _ in 0..2 {
+        let ended = gpupool(&program, &session, &format!("suspend --process --to host {pid}"));
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        assert_eq!(used(), 0);
+        let ended = gpupool(&program, &session, &format!("resume {pid}"));
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        goes_on(&mut program);
+    }
+    // What would not come back is not taken away: memory on peers, and the program's own, where that goes to memory of the driver's.
     for (to, why) in [("peers", "of the pool are mapped still"), ("own", "that it made by cuMemCreate are mapped")] {
-        if to == "own" {
-            at_work(&mut program, 1);
-        }
         let to = if to == "own" { folder.display().to_string() } else { to.to_owned() };
         let ended = gpupool(&program, &session, &format!("suspend --process --to {to} {pid}"));
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();

@@ -1,18 +1,19 @@
 //! `gpupool checkpoint`: has a running program write images of its GPU memory; see `src/shim/checkpoint`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use gpupool_config::{format_size, parse_duration};
 use gpupool_metrics::Identity;
-use gpupool_store::{JobWriter, rank_folder};
-use gpupool_wire::control::{MOST_PATH, Reply, Request, Stored};
-use serde::Serialize;
+use gpupool_store::{JobWriter, Meeting, Who, rank_folder};
+use gpupool_wire::control::{MOST_PATH, Reply, Request, Stored, Together};
+use serde::{Deserialize, Serialize};
 
 use crate::control;
 use crate::failure::{Failure, complain};
+use crate::hosts::{self, Node};
 use crate::pages::{Listed, Pages};
 use crate::{stdout, terminal};
 
@@ -26,6 +27,10 @@ gpupool store list shows them, gpupool run --restore brings named memory back.
 Several processes have images of the same moment: none goes on before the memory of all is copied. Each writes to a folder of its own in DIR (rank-0, rank-1,
 …), and a file in DIR says which belong together: a job's image is there with all of its ranks or not at all.
 
+Ranks on several hosts have one image where this command is started once on each of them (srun, mpirun, pdsh), with one DIR that all of them share: --node K/N says which
+one this is, --node auto takes that from the launcher. Without a PID the ranks of the one job of this user there are meant. They are stopped at one moment on all
+hosts, and DIR has an image of the job once all of it is whole.
+
 With --every, this command asks again and again. Where it ends, there are no further images, and the program runs on; where the program
 ends, so does it, with 0 if its last image is whole.
 
@@ -33,14 +38,15 @@ Examples:
   gpupool checkpoint 4711 /scratch/train
   gpupool checkpoint 4711 /scratch/train --every 10min --keep 3
   gpupool checkpoint --job 4711 /scratch/train     all ranks of the job that 4711 is one of
+  srun --overlap --jobid 17 -N 4 --ntasks-per-node 1 gpupool checkpoint --node auto /shared/train
   gpupool checkpoint --json 4711 /scratch/train | jq .generation"
 )]
 pub struct Args {
-    /// Their numbers, as gpupool ps lists them; of several, in the order of their ranks where no launcher gave them any
-    #[arg(required = true)]
+    /// Their numbers, as gpupool ps lists them; of several, in the order of their ranks where no launcher gave them any. May be left out with --job or --node
+    #[arg(num_args = 0..)]
     pid: Vec<u32>,
     /// A folder of its own for these images; made if it is not there. The program writes it, as its own user
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", required = true)]
     folder: PathBuf,
     /// Write another image so long after one was begun, until the program ends
     #[arg(long, value_parser = pause, value_name = "TIME")]
@@ -51,9 +57,15 @@ pub struct Args {
     /// How long its work on the GPUs has to be over
     #[arg(long, value_parser = time, default_value = "10s", value_name = "TIME")]
     wait: Duration,
-    /// All ranks of the job that this process is one of
+    /// All ranks of the job that this process is one of; without a process, of the one job that is there
     #[arg(long)]
     job: bool,
+    /// The ranks of a job are on N hosts, and this is host K of them, from 0; auto: as Slurm, mpirun or torchrun says
+    #[arg(long, value_parser = Node::parse, value_name = "K/N")]
+    node: Option<Node>,
+    /// How long the commands of other hosts have to come
+    #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME", requires = "node")]
+    meet: Duration,
     /// One JSON object for each image, a line each
     #[arg(long)]
     json: bool,
@@ -106,11 +118,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Err(Failure::usage(format!("{}: longer than the {MOST_PATH} bytes of a path", folder.display())));
     }
     let rows = match args.pid[..] {
+        [] if args.job || args.node.is_some() => control::job_here()?,
+        [] => return Err(Failure::usage("name a process, as gpupool ps lists them".to_owned())),
         [pid] if args.job => control::job_of(pid)?,
         _ if args.job => return Err(Failure::usage("--job takes one process of the job".to_owned())),
         _ => control::find(&args.pid)?,
     };
-    let is_job = args.job || rows.len() > 1;
+    let is_job = args.job || args.node.is_some() || rows.len() > 1;
     // Whoever restores takes the newest of one kind, and would never see the other.
     let has = |is_any: Option<bool>| is_any.unwrap_or(false);
     if !is_job && has(gpupool_store::jobs(&folder).ok().map(|jobs| !jobs.is_empty())) {
@@ -161,13 +175,13 @@ fn has_ended(identity: &Identity) -> bool {
     identity.life().is_over() || !is_there()
 }
 
-fn request(args: &Args, folder: PathBuf, keep: u32, together: bool) -> Request {
+fn request(args: &Args, folder: PathBuf, keep: u32, together: Together) -> Request {
     Request::Checkpoint { folder, keep, patience: u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX), together }
 }
 
 /// An image of one process; whether there is one. Where it ended in the middle of one, the one before is the last, and whole.
 fn one(args: &Args, folder: &Path, row: &Listed, was_done: bool) -> Result<bool, Failure> {
-    let request = request(args, folder.to_owned(), args.keep.unwrap_or(0), false);
+    let request = request(args, folder.to_owned(), args.keep.unwrap_or(0), Together::Alone);
     let reply = control::ask_one(row, &request);
     if reply.is_err() && was_done && is_ending(&row.told.process.identity) {
         return Ok(true);
@@ -186,19 +200,30 @@ struct JobTold {
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     generation: u64,
+    /// Of this host.
     ranks: Vec<Told>,
+    /// Where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    hosts: Vec<String>,
 }
 
 /// The same of all of these; whether there is one. As of one process, what one of them ended in the middle of does not count.
 fn job(args: &Args, folder: &Path, rows: &[Listed], was_done: bool) -> Result<bool, Failure> {
-    let mut told = JobTold { folder: folder.to_owned(), error: None, generation: 0, ranks: Vec::new() };
-    let image = job_image(args, folder, rows, &mut told.ranks);
+    let mut told =
+        JobTold { folder: folder.to_owned(), error: None, generation: 0, ranks: Vec::new(), hosts: Vec::new() };
+    // One host alone has nobody to meet.
+    let node = args.node.filter(|node| node.count > 1);
+    let image = match node {
+        Some(node) => hosts_image(args, folder, rows, node, &mut told),
+        None => job_image(args, folder, rows, &mut told.ranks),
+    };
     if image.is_err() && was_done && rows.iter().any(|row| is_ending(&row.told.process.identity)) {
         return Ok(true);
     }
+    let mut all = rows.len();
     match image {
-        Ok((generation, not_removed)) => {
-            told.generation = generation;
+        Ok(Whole { generation, ranks, not_removed }) => {
+            (told.generation, all) = (generation, ranks);
             if let Some(error) = not_removed {
                 complain(&format!("older images could not be removed: {error}"));
             }
@@ -216,26 +241,46 @@ fn job(args: &Args, folder: &Path, rows: &[Listed], was_done: bool) -> Result<bo
         complain(&format!("no image of the job was written: {error}"));
         return Ok(false);
     }
-    if !args.json {
-        let (folder, ranks) = (terminal::clean(&folder.display().to_string()), rows.len());
-        stdout::print(&format!("generation {} of the job in {folder}: {ranks} ranks\n", told.generation))?;
+    // Of several hosts one says what holds for all.
+    if !args.json && node.is_none_or(|node| node.number == 0) {
+        let folder = terminal::clean(&folder.display().to_string());
+        let on = node.map_or(String::new(), |node| format!(" on {} hosts", node.count));
+        stdout::print(&format!("generation {} of the job in {folder}: {all} ranks{on}\n", told.generation))?;
     }
     Ok(true)
 }
 
-fn job_image(
-    args: &Args,
-    folder: &Path,
-    rows: &[Listed],
-    ranks: &mut Vec<Told>,
-) -> Result<(u64, Option<gpupool_store::Error>), String> {
+/// An image of a job: its number, of how many ranks it is, and why older ones are still there.
+#[derive(Serialize, Deserialize)]
+struct Whole {
+    generation: u64,
+    ranks: usize,
+    not_removed: Option<String>,
+}
+
+/// Fails where any of these is another user's.
+fn are_own(rows: &[Listed]) -> Result<(), String> {
     let own = rustix::process::geteuid().as_raw();
-    if let Some(other) = rows.iter().find(|row| row.owner != own) {
-        return Err(format!(
+    match rows.iter().find(|row| row.owner != own) {
+        None => Ok(()),
+        Some(other) => Err(format!(
             "process {} is of user {}, and this command of user {own}; whoever the ranks belong to has to ask",
             other.told.process.identity.pid, other.owner
-        ));
+        )),
     }
+}
+
+/// What became of each, and which of them have no image.
+fn told_all(rows: &[Listed], folders: &[PathBuf], replies: Vec<Result<Reply, String>>) -> (Vec<Told>, Vec<String>) {
+    let pids = rows.iter().map(|row| row.told.process.identity.pid);
+    let ranks: Vec<Told> =
+        pids.zip(replies).zip(folders).map(|((pid, reply), folder)| told(pid, folder, reply)).collect();
+    let failed = ranks.iter().filter(|told| told.error.is_some()).map(|told| told.pid.to_string()).collect();
+    (ranks, failed)
+}
+
+fn job_image(args: &Args, folder: &Path, rows: &[Listed], ranks: &mut Vec<Told>) -> Result<Whole, String> {
+    are_own(rows)?;
     let numbers: BTreeSet<u32> = rows.iter().filter_map(|row| row.told.process.rank).collect();
     let numbers: Vec<u32> = if numbers.len() == rows.len() {
         rows.iter().filter_map(|row| row.told.process.rank).collect()
@@ -245,20 +290,165 @@ fn job_image(
     let folders: Vec<PathBuf> = numbers.iter().map(|number| rank_folder(folder, *number)).collect();
     let writer = JobWriter::create(folder).map_err(|error| error.to_string())?;
     // Which of them are to be removed is known once this one is whole.
-    let requests: Vec<Request> = folders.iter().map(|folder| request(args, folder.clone(), 0, true)).collect();
-    let replies = control::images_together(rows, &requests, args.wait);
-    let pids = rows.iter().map(|row| row.told.process.identity.pid);
-    ranks.extend(pids.zip(replies).zip(&folders).map(|((pid, reply), folder)| told(pid, folder, reply)));
-    let failed: Vec<String> =
-        ranks.iter().filter(|told| told.error.is_some()).map(|told| told.pid.to_string()).collect();
+    let requests: Vec<Request> =
+        folders.iter().map(|folder| request(args, folder.clone(), 0, Together::Host)).collect();
+    let replies = control::images_together(rows, &requests, args.wait, &mut control::Nobody)
+        .unwrap_or_else(|none| none.each.into_iter().map(Err).collect());
+    let (told, failed) = told_all(rows, &folders, replies);
+    *ranks = told;
     if !failed.is_empty() {
         // What the others have written is of no use; what cannot be removed now, the next command removes.
         let _ = writer.give_up();
         return Err(format!("there is none of process {}; what was there before is as it was", failed.join(", ")));
     }
     let images: Vec<(u32, u64)> = numbers.into_iter().zip(ranks.iter().map(|told| told.generation)).collect();
+    finish(args, writer, &images, Vec::new())
+}
+
+fn finish(args: &Args, writer: JobWriter, images: &[(u32, u64)], hosts: Vec<String>) -> Result<Whole, String> {
     let keep = args.keep.and_then(|keep| usize::try_from(keep).ok());
-    writer.finish(&images, keep).map_err(|error| error.to_string())
+    let (generation, not_removed) = writer.finish(images, hosts, keep).map_err(|error| error.to_string())?;
+    Ok(Whole { generation, ranks: images.len(), not_removed: not_removed.map(|error| error.to_string()) })
+}
+
+/// A rank, as its host says when it comes.
+#[derive(Serialize, Deserialize)]
+struct Rank {
+    /// In the whole job.
+    number: u32,
+    /// How many there are, where its launcher says.
+    world: Option<u32>,
+    pid: u32,
+}
+
+/// What a host has at the end: its ranks with their generations, or why not.
+type Images = Result<Vec<(u32, u64)>, String>;
+
+/// The same of the ranks of this host, together with those of all others; node 0 writes down that they belong together.
+fn hosts_image(args: &Args, folder: &Path, rows: &[Listed], node: Node, told: &mut JobTold) -> Result<Whole, String> {
+    are_own(rows)?;
+    let ranks = rows.iter().map(ranks_number).collect::<Result<Vec<Rank>, String>>()?;
+    let numbers: Vec<u32> = ranks.iter().map(|rank| rank.number).collect();
+    let folders: Vec<PathBuf> = numbers.iter().map(|number| rank_folder(folder, *number)).collect();
+    let until = Instant::now() + args.meet;
+    // A rank that ends takes its command along.
+    let is_wanted = || rows.iter().all(|row| !row.told.process.identity.life().is_over());
+    let own = (node.who(), ranks);
+    let (mut writer, mut meeting) = if node.number == 0 {
+        let writer = JobWriter::create(folder).map_err(|error| error.to_string())?;
+        (Some(writer), Meeting::lead(folder, node.count, own, until, &is_wanted, are_all_there)?)
+    } else {
+        (None, Meeting::join(folder, node.count, own, until, &is_wanted)?)
+    };
+    told.hosts = meeting.nodes().map(|who| who.host.clone()).collect();
+    let hosts = told.hosts.clone();
+    let requests: Vec<Request> =
+        folders.iter().map(|folder| request(args, folder.clone(), 0, Together::Hosts)).collect();
+    let replies = match control::images_together(rows, &requests, args.wait, &mut meeting) {
+        Ok(replies) => replies,
+        Err(control::NoImage { why, each }) => {
+            (told.ranks, _) = told_all(rows, &folders, each.into_iter().map(Err).collect());
+            let why = meeting.leave(why);
+            let _ = writer.map(JobWriter::give_up);
+            return Err(why);
+        }
+    };
+    let (all, failed) = told_all(rows, &folders, replies);
+    let generations = all.iter().map(|told| told.generation);
+    let images: Vec<(u32, u64)> = numbers.into_iter().zip(generations).collect();
+    told.ranks = all;
+    let word: Images = if failed.is_empty() {
+        Ok(images.clone())
+    } else {
+        Err(format!("there is none of process {}", failed.join(", ")))
+    };
+    let decide = |words: Vec<(Who, Images)>| -> Result<Whole, String> {
+        let (images, why): (Vec<_>, Vec<_>) =
+            words.into_iter().map(|(who, images)| images.map_err(|why| (who, Some(why)))).partition(Result::is_ok);
+        if let Some(why) = hosts::all_of(why.into_iter().filter_map(Result::err).collect()) {
+            return Err(format!("{why}; what was there before is as it was"));
+        }
+        let mut images: Vec<(u32, u64)> = images.into_iter().flatten().flatten().collect();
+        images.sort_unstable();
+        match writer.take() {
+            Some(writer) => finish(args, writer, &images, hosts),
+            None => Err("node 0 alone writes down what belongs together".to_owned()),
+        }
+    };
+    let agreed = meeting.agree("written", word, hosts::WRITTEN, decide);
+    // What the others have written is of no use then; what cannot be removed now, the next command removes.
+    let _ = writer.map(JobWriter::give_up);
+    match agreed {
+        Ok(whole) => whole,
+        // Node 0 may have been killed behind its last deed.
+        Err(why) if node.number > 0 => written_down(folder, &images).ok_or(why),
+        Err(why) => Err(why),
+    }
+}
+
+fn ranks_number(row: &Listed) -> Result<Rank, String> {
+    let process = &row.told.process;
+    let pid = process.identity.pid;
+    match process.job_rank {
+        Some(number) => Ok(Rank { number, world: process.job_world, pid }),
+        None => Err(format!(
+            "process {pid} has no number in a whole job, by which a rank is known on several hosts: its launcher sets none beside the one of its \
+             host (RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID and the like)"
+        )),
+    }
+}
+
+/// Whether these are all ranks of one job, each once.
+fn are_all_there(all: &[(Who, Vec<Rank>)]) -> Result<(), String> {
+    let mut known: BTreeMap<u32, String> = BTreeMap::new();
+    let mut world = None;
+    for (who, rank) in all.iter().flat_map(|(who, ranks)| ranks.iter().map(move |rank| (who, rank))) {
+        let name = format!("process {} of {who}", rank.pid);
+        if world.is_some() && rank.world.is_some() && rank.world != world {
+            return Err(format!(
+                "{name} is of a job of {} ranks, and others of one of {}",
+                or_none(rank.world),
+                or_none(world)
+            ));
+        }
+        world = world.or(rank.world);
+        if let Some(other) = known.insert(rank.number, name.clone()) {
+            return Err(format!("{name} and {other} are both rank {} of their job", rank.number));
+        }
+    }
+    let count = world.unwrap_or_else(|| u32::try_from(known.len()).unwrap_or(u32::MAX));
+    let missing: Vec<String> = (0..count)
+        .filter(|number| !known.contains_key(number))
+        .take(MOST_NAMED)
+        .map(|number| number.to_string())
+        .collect();
+    if let Some((number, name)) = known.last_key_value().filter(|(number, _)| **number >= count) {
+        return Err(format!("{name} is rank {number} of a job of {count} ranks"));
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "the job has {count} ranks, and rank {} is on none of these hosts: each has to run under gpupool and to have allocated GPU memory",
+        missing.join(", ")
+    ))
+}
+
+/// Of many ranks that are missing so many are named.
+const MOST_NAMED: usize = 8;
+
+fn or_none(number: Option<u32>) -> String {
+    number.map_or("an unknown number of".to_owned(), |number| number.to_string())
+}
+
+/// The image of a job that has these generations of ranks.
+fn written_down(folder: &Path, images: &[(u32, u64)]) -> Option<Whole> {
+    let jobs = gpupool_store::jobs(folder).ok()?.into_iter().filter_map(|listed| listed.told.ok());
+    let has = |job: &gpupool_store::Job, (rank, generation): &(u32, u64)| {
+        job.ranks.iter().any(|image| (image.rank, image.generation) == (*rank, *generation))
+    };
+    let job = jobs.into_iter().find(|job| images.iter().all(|image| has(job, image)))?;
+    Some(Whole { generation: job.generation, ranks: job.ranks.len(), not_removed: None })
 }
 
 fn json(told: &impl Serialize) -> Result<(), Failure> {

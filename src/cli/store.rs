@@ -154,7 +154,10 @@ fn jobs_of(jobs: &[ListedJob]) -> String {
         let mut cells = vec![generation.to_string()];
         match told {
             Ok(job) => cells.extend([
-                job.ranks.len().to_string(),
+                match job.hosts.len() {
+                    0 => job.ranks.len().to_string(),
+                    hosts => format!("{} of {hosts} hosts", job.ranks.len()),
+                },
                 format_size(job.ranks.iter().map(|image| image.bytes).sum()),
                 ago(job.written),
                 job.ranks.iter().map(|image| image.generation.to_string()).collect::<Vec<_>>().join(", "),

@@ -114,7 +114,10 @@ impl Error {
 impl Display for Error {
     fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Io { path, doing, errno } => write!(out, "{}: cannot {doing}: {errno}", path.display()),
+            Self::Io { path, doing, errno } => {
+                write!(out, "{}: cannot {doing}: {errno}", path.display())?;
+                if self.is_full() { out.write_str("; make room there or choose another folder") } else { Ok(()) }
+            }
             Self::NoRoom { path, needed, free } => write!(
                 out,
                 "{}: {needed} bytes may be needed, and {free} are free; make room there or choose another folder",

@@ -6,6 +6,7 @@
 //!   rank-0/, rank-1/, …   each a folder of generations, written by that rank
 //!   job-000003            which generation of each rank belong together: its presence makes them an image of the job
 //!   .job-000004.new       being written
+//!   .meeting-5f3a…/       how several hosts agree meanwhile (`meeting.rs`)
 //! ```
 //!
 //! A rank writes its generation by itself, and without the job's file it is one of no job: it is removed by whoever next writes to the folder. So a rank
@@ -13,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,9 @@ use crate::store::{Lock, Store, read_whole};
 
 /// What the first line of a job's file begins with; the format's version is behind it.
 const HEAD: &str = "gpupool-job ";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// What a job of one host says: then ranks have the numbers of their host, which is all that version 1 knows.
+const OF_ONE_HOST: u32 = 1;
 
 /// The image of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +53,9 @@ pub struct Job {
     pub written: u64,
     /// One for each rank, in order of their numbers.
     pub ranks: Vec<RankImage>,
+    /// The hosts that the ranks were on, where these were several: then the numbers are those of the whole job, and else of the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
 }
 
 /// A job's image, or why there is none.
@@ -176,6 +182,19 @@ fn look(folder: &Path, rank: u32, generation: u64) -> Result<RankImage> {
     Ok(RankImage { rank, generation, bytes: reader.manifest().bytes, manifest })
 }
 
+/// How long a rank has to let go of its folder, which has been told that its image is none.
+const TO_LET_GO: Duration = Duration::from_secs(2);
+
+fn lock_of_rank(store: &Store) -> Result<Lock> {
+    let until = Instant::now() + TO_LET_GO;
+    loop {
+        match store.lock() {
+            Err(Error::Busy { .. }) if Instant::now() < until => std::thread::sleep(Duration::from_millis(10)),
+            answer => return answer,
+        }
+    }
+}
+
 /// The images of a job, newest first; none where the folder is not a job's.
 ///
 /// # Errors
@@ -220,23 +239,27 @@ impl JobWriter {
         Ok(writer)
     }
 
-    /// Says that these generations of ranks belong together, and removes all images of the job but the newest `keep`; the number of the image, and
-    /// why older ones are still there.
+    /// Says that these generations of ranks belong together, which were on `hosts` where these were several, and removes all images of the job but the
+    /// newest `keep`; the number of the image, and why older ones are still there.
     ///
     /// # Errors
     /// One of them is not there, or nothing can be written. Then this image is none, and the older ones are.
-    pub fn finish(self, ranks: &[(u32, u64)], keep: Option<usize>) -> Result<(u64, Option<Error>)> {
+    pub fn finish(self, ranks: &[(u32, u64)], hosts: Vec<String>, keep: Option<usize>) -> Result<(u64, Option<Error>)> {
         let look = |(rank, generation): &(u32, u64)| look(&self.path, *rank, *generation);
         let mut ranks = ranks.iter().map(look).collect::<Result<Vec<_>>>()?;
         ranks.sort_by_key(|image| image.rank);
         let numbers = numbers(&self.store)?;
         let generation = numbers.first().map_or(1, |newest| newest.saturating_add(1));
         let written = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let job = Job { generation, written, ranks };
+        if let Some(twice) = ranks.windows(2).find(|pair| pair[0].rank == pair[1].rank) {
+            return Err(Error::misuse(format!("rank {} would be in the image twice", twice[0].rank)));
+        }
+        let version = if hosts.is_empty() { OF_ONE_HOST } else { VERSION };
+        let job = Job { generation, written, ranks, hosts };
         let folder = &self.store.folder;
         let (name, new) = (name_of(generation), format!(".{}.new", name_of(generation)));
         let file = folder.create(&new, false)?;
-        file.write(&seal(HEAD, VERSION, &job)?, 0)?;
+        file.write(&seal(HEAD, version, &job)?, 0)?;
         file.sync()?;
         folder.rename(&new, &name)?;
         folder.sync().inspect_err(|_| {
@@ -280,7 +303,7 @@ impl JobWriter {
         }
         for rank in self.store.folder.names()?.iter().filter_map(|name| rank_of(name)) {
             let store = Store::open(&rank_folder(&self.path, rank), false, &Disk::default())?;
-            let _lock = store.lock()?;
+            let _lock = lock_of_rank(&store)?;
             store.clean()?;
             for generation in store.generations()? {
                 if !known.contains(&(rank, generation)) {

@@ -76,6 +76,7 @@
 //! | `older.rs` | What is the same as in the generation before? |
 //! | `writer.rs`, `reader.rs` | How do bytes get there and back by several threads? |
 //! | `job.rs` | Which generations of several processes belong together? |
+//! | `meeting.rs` | How do those agree who write an image of one job on several hosts? |
 //! | `look.rs` | What is there, and is it right? |
 
 mod buffer;
@@ -85,6 +86,7 @@ mod error;
 mod job;
 mod look;
 mod manifest;
+mod meeting;
 mod older;
 mod reader;
 pub mod signals;
@@ -98,8 +100,9 @@ pub use error::{Error, Result};
 pub use job::{Job, JobWriter, ListedJob, RankImage, VerifiedJob, jobs, rank_folder, verify_jobs};
 pub use look::{Listed, Summary, Verified, keep, list, remove, show, verify};
 pub use manifest::{About, Block, Data, Manifest, Meta, Name, Part, Process, Word};
+pub use meeting::{Meeting, Pace, Who};
 pub use reader::{Reader, Which};
-pub use writer::{Key, Options, Room, Writer, Written};
+pub use writer::{Key, Options, Room, Unnamed, Writer, Written};
 
 /// The version of the format that is written, and the newest that is read.
 pub const VERSION: u32 = 2;

@@ -12,7 +12,7 @@
 //! A part is the same where its length and the 128 bits of its XXH3 are, wherever it lay. Nothing else is asked: who wrote to memory since is not known
 //! for certain of any program, as kernels follow pointers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rustix::io::Errno;
 
@@ -37,6 +37,8 @@ const ROUND: u64 = 8;
 pub struct Older {
     files: Vec<Data>,
     parts: HashMap<(Digest, u64), Part>,
+    /// What lay in files that are gone, or not as long as they were.
+    lost: HashSet<(Digest, u64)>,
     /// Of so many generations, whose turn it is in this one.
     round: u64,
     turn: u64,
@@ -64,10 +66,12 @@ impl Older {
         let Manifest { generation, files, blocks, .. } = manifest;
         let mut kept = Vec::new();
         let mut numbers = Vec::new();
+        let mut are_whole = Vec::new();
         for Data { name, bytes, from } in files {
             // What is not as long as it was is no more what was written.
             let is_whole = folder.open(&name, false).and_then(|file| file.bytes()).is_ok_and(|found| found == bytes);
             let new = if from.is_some() { name.clone() } else { format!("{name}-{generation:06}") };
+            are_whole.push(is_whole);
             let is_there = is_whole && link(&folder, &name, unfinished, &new)?;
             numbers.push(is_there.then_some(FIRST + kept.len() as u64));
             if is_there {
@@ -75,14 +79,17 @@ impl Older {
             }
         }
         let mut parts = HashMap::new();
+        let mut lost = HashSet::new();
         for part in blocks.into_iter().flat_map(|block| block.parts) {
-            let file = usize::try_from(part.file).ok().and_then(|file| *numbers.get(file)?);
-            if let Some((digest, file)) = part.digest().zip(file) {
+            let Some((digest, at)) = part.digest().zip(usize::try_from(part.file).ok()) else { continue };
+            if let Some(file) = numbers.get(at).copied().flatten() {
                 parts.insert((digest, part.bytes), Part { file, ..part });
+            } else if are_whole.get(at).is_some_and(|is_whole| !is_whole) {
+                lost.insert((digest, part.bytes));
             }
         }
         let round = keep.map_or(ROUND, |keep| keep.max(1) as u64);
-        Ok(Some(Self { files: kept, parts, round, turn: number % round }))
+        Ok(Some(Self { files: kept, parts, lost, round, turn: number % round }))
     }
 
     /// Whether a part of this hash is read in this generation.
@@ -101,6 +108,11 @@ impl Older {
     /// A part with these bytes, stored already.
     pub fn find(&self, digest: Digest, bytes: u64) -> Option<Part> {
         self.parts.get(&(digest, bytes)).copied()
+    }
+
+    /// Whether a part with these bytes was stored, and is there no more.
+    pub fn has_lost(&self, digest: Digest, bytes: u64) -> bool {
+        self.lost.contains(&(digest, bytes))
     }
 
     /// Puts the files that are worth keeping behind `files` and copies what is in use of the others to a file of this name. Parts name their

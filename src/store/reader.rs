@@ -120,6 +120,21 @@ impl Reader {
     /// # Errors
     /// There are no such bytes, or they are not what was written. `bytes` holds anything then.
     pub fn read_into(&self, block: u64, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let pieces = self.pieces(block, offset, bytes)?;
+        self.read_pieces(pieces, self.threads)
+    }
+
+    /// As [`Reader::read_into`], by the calling thread alone: for whoever has several of their own, none of which then waits for another.
+    ///
+    /// # Errors
+    /// As of [`Reader::read_into`].
+    pub fn read_here(&self, block: u64, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let pieces = self.pieces(block, offset, bytes)?;
+        self.read_pieces(pieces, 1)
+    }
+
+    /// What of the parts has these bytes.
+    fn pieces<'a>(&'a self, block: u64, offset: u64, bytes: &'a mut [u8]) -> Result<Vec<Piece<'a>>> {
         let Some(Block { about, parts }) = self.block(block) else {
             return Err(Error::misuse(format!("{}: no block {block}", self.path.display())));
         };
@@ -141,7 +156,7 @@ impl Reader {
             left = rest;
             pieces.push(Piece { block: about, part, from: usize::try_from(from).unwrap_or(0), to });
         }
-        self.read_pieces(pieces)
+        Ok(pieces)
     }
 
     /// Whether `bytes` are those of a block from this offset on, by its hashes: these have to be whole parts, or pieces of one that repeats eight bytes,
@@ -156,8 +171,8 @@ impl Reader {
         self.block(block).is_some() && bytes.iter().zip(expected.iter().cycle()).all(|(found, wanted)| found == wanted)
     }
 
-    fn read_pieces(&self, pieces: Vec<Piece<'_>>) -> Result<()> {
-        let helpers = self.threads.min(pieces.len()).saturating_sub(1);
+    fn read_pieces(&self, pieces: Vec<Piece<'_>>, threads: usize) -> Result<()> {
+        let helpers = threads.min(pieces.len()).saturating_sub(1);
         let pieces = Mutex::new(pieces.into_iter());
         let failed = Mutex::new(None);
         let read = || {
@@ -195,10 +210,8 @@ impl Reader {
         };
         let done = catch_unwind(AssertUnwindSafe(|| body(&mut scratch)))
             .unwrap_or_else(|_| Err(Error::misuse("reading stored memory panicked; this is a mistake of gpupool")));
-        let mut spare = self.spare.lock();
-        if spare.len() < self.threads {
-            spare.push(scratch);
-        }
+        // As many as were in use at once.
+        self.spare.lock().push(scratch);
         done
     }
 

@@ -74,9 +74,12 @@ fn leaving_name_of(generation: u64) -> String {
     format!(".{}.gone", name_of(generation))
 }
 
+/// More images than anybody writes: a folder with a higher number is somebody else's, and would leave none for the next image.
+const MOST: u64 = 1_000_000_000_000;
+
 fn number_of(name: &str) -> Option<u64> {
     let number = name.strip_prefix("gen-")?.parse().ok()?;
-    (name_of(number) == name).then_some(number)
+    (name_of(number) == name && number < MOST).then_some(number)
 }
 
 fn is_stale(name: &str) -> bool {
@@ -130,7 +133,13 @@ impl Store {
             ));
         }
         if is_open || above.st_uid != 0 && above.st_uid != found.st_uid {
-            return Err(Error::refused(path, format!("{} lets others replace it", around.display())));
+            return Err(Error::refused(
+                path,
+                format!(
+                    "{} lets others replace it; choose a folder inside one that its owner alone may write to (mode 700)",
+                    around.display()
+                ),
+            ));
         }
         if found.st_mode & OTHERS_WRITE != 0 {
             let mode = found.st_mode & 0o7777;
@@ -230,6 +239,21 @@ impl Store {
             answer => answer?,
         }
         self.folder.remove_folder(&leaving)
+    }
+
+    /// As [`Store::remove`], but that what its files take is given back by [`Store::remove_rest`], and when the answer is dropped.
+    pub fn unname(&self, generation: u64) -> Result<Vec<File>> {
+        let leaving = leaving_name_of(generation);
+        self.folder.rename(&name_of(generation), &leaving)?;
+        self.folder.unname_folder(&leaving)
+    }
+
+    /// Removes what a file system kept of such a generation.
+    pub fn remove_rest(&self, generation: u64) -> Result<()> {
+        match self.folder.remove_folder(&leaving_name_of(generation)) {
+            Err(Error::Io { errno: Errno::NOENT, .. }) => Ok(()),
+            answer => answer,
+        }
     }
 
     /// Removes all but the newest `keep` that are whole. Only for who has the lock.

@@ -72,6 +72,7 @@ fn each_fails(is_one: bool, reuse: bool) {
             break;
         };
         assert!(error.is_full() && error.to_string().starts_with(folder.path().to_str().unwrap()), "{error}");
+        assert!(error.to_string().contains("make room there"), "what to do is said: {error}");
         // The new one counts where all that failed was to remove what is old, and where it could not be taken back.
         let newest = if is_of(folder.path(), second) { second } else { third };
         assert!(newest == second || is_of(folder.path(), third), "{failing}: {error}");

@@ -286,7 +286,7 @@ struct Worker {
     parts: Vec<(Key, Part)>,
     /// Bytes that lie in older files.
     unchanged: u64,
-    /// Bytes that were damaged there.
+    /// Bytes that were damaged there, or were there no more.
     damaged: u64,
     scratch: Option<Scratch>,
 }
@@ -334,7 +334,12 @@ impl Worker {
     /// The part of an older file that holds these bytes.
     fn known(&mut self, digest: Digest, source: &[u8]) -> Result<Option<Part>> {
         let Some(older) = &self.shared.older else { return Ok(None) };
-        let Some(part) = older.find(digest, source.len() as u64) else { return Ok(None) };
+        let Some(part) = older.find(digest, source.len() as u64) else {
+            if older.has_lost(digest, source.len() as u64) {
+                self.damaged += source.len() as u64;
+            }
+            return Ok(None);
+        };
         if older.has_its_turn(digest) {
             let scratch = match &mut self.scratch {
                 Some(scratch) => scratch,
@@ -495,6 +500,34 @@ impl Written {
     /// The system refuses.
     pub fn remove(self) -> Result<()> {
         self.store.remove(self.generation)
+    }
+
+    /// As [`Written::remove`], in no time however much it is: nobody finds it any more. What its files take is given back by [`Unnamed::end`], or when the process
+    /// ends.
+    ///
+    /// # Errors
+    /// The system refuses; what of it has a name still the next writer removes.
+    pub fn unname(self) -> Result<Unnamed> {
+        let files = self.store.unname(self.generation)?;
+        Ok(Unnamed { files, written: self })
+    }
+}
+
+/// A generation that nobody finds any more.
+pub struct Unnamed {
+    files: Vec<File>,
+    written: Written,
+}
+
+impl Unnamed {
+    /// Gives back what its files take.
+    ///
+    /// # Errors
+    /// The system refuses to remove what it kept of them.
+    pub fn end(self) -> Result<()> {
+        let Self { files, written } = self;
+        drop(files);
+        written.store.remove_rest(written.generation)
     }
 }
 

@@ -88,6 +88,25 @@ fn folder(path: &[u8]) -> Option<PathBuf> {
     is_path.then(|| PathBuf::from(OsStr::from_bytes(path)))
 }
 
+/// With whom a program does what it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Together {
+    /// With nobody.
+    Alone,
+    /// With others of its host, which who asks speaks to.
+    Host,
+    /// With others of other hosts too, so that what has become of them takes longer to be known.
+    Hosts,
+}
+
+impl Together {
+    const ALL: [Self; 3] = [Self::Alone, Self::Host, Self::Hosts];
+
+    fn of(number: U32) -> Result<Self, Unread> {
+        Self::ALL.get(number.get() as usize).copied().ok_or(Unread::Nonsense)
+    }
+}
+
 /// What is asked of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -106,7 +125,7 @@ pub enum Request {
     Freezable,
     /// That an image of it is written to a folder (as in [`Target::Folder`]), where as many are left then (0: all). Its work has so many milliseconds to be over.
     /// `together`: as of [`Request::Suspend`], and once its memory is copied it says so ([`Reply::Quiet`]) and waits until that of all others is ([`Request::Go`]).
-    Checkpoint { folder: PathBuf, keep: u32, patience: u64, together: bool },
+    Checkpoint { folder: PathBuf, keep: u32, patience: u64, together: Together },
     /// That these settings change, each `NAME=VALUE`: all of them, or none.
     Set(Vec<String>),
     /// That it looks which GPUs are drained, of which this one is, and has its memory leave that one within so many milliseconds.
@@ -317,7 +336,7 @@ impl Request {
             Self::Go => message::encode(GO, &[]),
             Self::Freezable => message::encode(FREEZABLE, &[]),
             Self::Checkpoint { folder, keep, patience, together } => {
-                let (keep, together) = ((*keep).into(), u32::from(*together).into());
+                let (keep, together) = ((*keep).into(), (*together as u32).into());
                 let bytes = CheckpointBytes { keep, together, patience: (*patience).into() };
                 message::encode(CHECKPOINT, &[bytes.as_bytes(), folder.as_os_str().as_bytes()].concat())
             }
@@ -352,7 +371,7 @@ impl Request {
                 let (CheckpointBytes { keep, together, patience }, path) =
                     CheckpointBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
                 let folder = folder(path).ok_or(Unread::Nonsense)?;
-                let together = yes_or_no(together)?;
+                let together = Together::of(together)?;
                 Ok(Self::Checkpoint { folder, keep: keep.get(), patience: patience.get(), together })
             }
             (SET, body) => parted(body).map(Self::Set).ok_or(Unread::Nonsense),
@@ -546,7 +565,8 @@ mod tests {
             let beyond = Request::GiveWay { gpu, bytes: moved, priority: GUARANTEED + 1 + keep % 1000, patience };
             prop_assert_eq!(Request::decode(&beyond.encode()), Err(Unread::Nonsense));
             let drains = [Request::Drain { gpu, patience }, Request::Undrain { gpu, patience }, give_way];
-            let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience, together: keep % 2 == 0 };
+            let together = Together::ALL[keep as usize % 3];
+            let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience, together };
             let target = WORDS.get(target).cloned().unwrap_or(Target::Folder(path.into()));
             let suspend =
                 [false, true].map(|together| Request::Suspend { target: target.clone(), patience, together });
@@ -591,7 +611,7 @@ mod tests {
         let decoded = |path: &str| {
             let target = Target::Folder(path.into());
             let suspend = Request::Suspend { target, patience: 1, together: false };
-            [suspend, Request::Checkpoint { folder: path.into(), keep: 0, patience: 1, together: true }]
+            [suspend, Request::Checkpoint { folder: path.into(), keep: 0, patience: 1, together: Together::Hosts }]
                 .map(|asked| Request::decode(&asked.encode()))
         };
         let longest = format!("/{}", "x".repeat(MOST_PATH - 1));

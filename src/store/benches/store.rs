@@ -1,6 +1,6 @@
 //! How fast a store is written and read, by what memory holds; and beside it what a plain writer reaches on the same folder, at the same sitting.
 //!
-//! `cargo bench -p gpupool-store -- [FOLDER [MIB [THREADS]]]`. The folder is made and emptied again; without one it is in the folder for
+//! `cargo bench -p gpupool-store -- [FOLDER [MIB [THREADS [READERS]]]]`. The folder is made and emptied again; without one it is in the folder for
 //! temporary files, which may be memory.
 
 #![allow(clippy::unwrap_used, reason = "a program for measuring")]
@@ -11,6 +11,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use common::{Kind, about, memory, meta};
@@ -88,13 +89,40 @@ fn plain(folder: &Path, memory: &[u8], rounds: usize, threads: usize) -> (f64, f
     (bytes / wrote, bytes / read)
 }
 
-/// Writes and reads one generation: GB of memory a second each way, what is left of it, and how many parts are stored how.
-fn store(
-    folder: &Path,
-    pages: &'static Pages,
-    rounds: usize,
-    options: Options,
-) -> (f64, f64, f64, BTreeMap<&'static str, u32>) {
+/// What one way there and back made: GB of memory a second, what is left of it, and how many parts are stored how.
+struct Made {
+    write: f64,
+    /// By [`Reader::read_into`], [`MADE`] bytes at a time, whose threads end together.
+    read: f64,
+    /// By as many threads that read a part each, and none of which waits for another ([`Reader::read_here`]).
+    each: f64,
+    left: f64,
+    codecs: BTreeMap<&'static str, u32>,
+}
+
+/// Reads all of a block by threads that each take the next part.
+fn read_each(reader: &Reader, bytes: usize, threads: usize) -> f64 {
+    let next = AtomicUsize::new(0);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let mut part = Pages::of(&vec![0; PART]);
+                loop {
+                    let at = next.fetch_add(PART, Ordering::Relaxed);
+                    if at >= bytes {
+                        break;
+                    }
+                    reader.read_here(1, at as u64, part.all_mut()).unwrap();
+                }
+            });
+        }
+    });
+    bytes as f64 / 1e9 / begun.elapsed().as_secs_f64()
+}
+
+/// Writes one generation and reads it twice.
+fn store(folder: &Path, pages: &'static Pages, rounds: usize, options: Options, readers: usize) -> Made {
     let bytes = rounds * MADE;
     let begun = Instant::now();
     let writer = Writer::create(folder, meta(), options).unwrap();
@@ -108,11 +136,13 @@ fn store(
     (0..rounds).for_each(|round| reader.read_into(1, (round * MADE) as u64, back.all_mut()).unwrap());
     let read = begun.elapsed().as_secs_f64();
     assert!(back.all() == pages.all());
+    let each = read_each(&reader, bytes, readers);
     let mut codecs = BTreeMap::new();
     reader.manifest().blocks[0].parts.iter().for_each(|part| *codecs.entry(part.codec.word()).or_default() += 1);
     let left = written.stored as f64 / bytes as f64;
     written.remove().unwrap();
-    (bytes as f64 / 1e9 / wrote, bytes as f64 / 1e9 / read, left, codecs)
+    let rate = |seconds: f64| bytes as f64 / 1e9 / seconds;
+    Made { write: rate(wrote), read: rate(read), each, left, codecs }
 }
 
 fn range(figures: &[f64]) -> String {
@@ -128,13 +158,16 @@ fn main() {
     let mib = words.get(1).map_or(1024, |mib| mib.parse().unwrap());
     let processors = std::thread::available_parallelism().unwrap().get();
     let threads = words.get(2).map_or(processors.min(16), |threads| threads.parse().unwrap());
+    // As many as the shim has buffers.
+    let readers = words.get(3).map_or((processors + 2).clamp(4, 18), |readers| readers.parse().unwrap());
     let rounds = (mib << 20) / MADE;
     fs::create_dir_all(&folder).unwrap();
     println!(
         "{}: {mib} MiB, {threads} threads, {processors} processors; GB/s of memory, least and most of {TIMES}",
         folder.display()
     );
-    println!("{:10} {:10} {:>11} {:>11} {:>6}  parts", "memory", "codec", "write", "read", "left");
+    let each = format!("{readers} each");
+    println!("{:10} {:10} {:>11} {:>11} {each:>11} {:>6}  parts", "memory", "codec", "write", "read", "left");
     let kinds = [Kind::Zeros, Kind::Constant, Kind::Bf16, Kind::F32, Kind::Random];
     for kind in kinds {
         let pages: &'static Pages = Box::leak(Box::new(Pages::of(&memory(kind, MADE, 1))));
@@ -146,22 +179,32 @@ fn main() {
         let fixed = [Some(Codec::Lz4), Some(Codec::Zstd), best];
         let fixed = fixed.into_iter().flatten().filter(|_| best.is_some()).map(Some);
         for codec in std::iter::once(None).chain(fixed) {
-            let (mut write, mut read, mut last) = (Vec::new(), Vec::new(), None);
+            let (mut write, mut read, mut each, mut last) = (Vec::new(), Vec::new(), Vec::new(), None);
             for _ in 0..TIMES {
                 let options = Options { threads, codec, ..Options::default() };
-                let (wrote, had, left, codecs) = store(&folder, pages, rounds, options);
-                write.push(wrote);
-                read.push(had);
-                last = Some((left, codecs));
+                let made = store(&folder, pages, rounds, options, readers);
+                write.push(made.write);
+                read.push(made.read);
+                each.push(made.each);
+                last = Some((made.left, made.codecs));
             }
             let (left, codecs) = last.unwrap();
             let (kind, codec) = (format!("{kind:?}"), codec.map_or("chosen", Codec::word));
-            println!("{kind:10} {codec:10} {:>11} {:>11} {left:>6.3}  {codecs:?}", range(&write), range(&read));
+            let (write, read, each) = (range(&write), range(&read), range(&each));
+            println!("{kind:10} {codec:10} {write:>11} {read:>11} {each:>11} {left:>6.3}  {codecs:?}");
         }
         if kind == Kind::Random {
             let both: Vec<_> = (0..TIMES).map(|_| plain(&folder, pages.all(), rounds, threads)).collect();
             let (write, read): (Vec<_>, Vec<_>) = both.into_iter().unzip();
-            println!("{:10} {:10} {:>11} {:>11} {:>6}", "Random", "plain", range(&write), range(&read), "1.000");
+            println!(
+                "{:10} {:10} {:>11} {:>11} {:>11} {:>6}",
+                "Random",
+                "plain",
+                range(&write),
+                range(&read),
+                "",
+                "1.000"
+            );
         }
     }
     let _ = fs::remove_file(folder.join("lock"));

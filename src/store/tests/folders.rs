@@ -31,6 +31,21 @@ fn nobody_else_can_look_into_what_is_stored() {
 }
 
 #[test]
+fn a_folder_of_a_number_that_nobody_reaches_is_passed_over() {
+    let around = tempfile::tempdir().unwrap();
+    let folder = around.path().join("store");
+    fs::create_dir(&folder).unwrap();
+    fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
+    for name in ["gen-18446744073709551615", "gen-18446744073709551614"] {
+        fs::create_dir(folder.join(name)).unwrap();
+    }
+    for generation in 1..=2 {
+        drop(store(&folder, Options::default(), &[memory(Kind::Random, 50_000, 1)]).unwrap());
+        assert!(folder.join(format!("gen-{generation:06}")).join("manifest").exists(), "{generation}");
+    }
+}
+
+#[test]
 fn a_folder_that_others_may_change_is_refused() {
     let around = tempfile::tempdir().unwrap();
     let folder = around.path().join("store");
@@ -42,7 +57,11 @@ fn a_folder_that_others_may_change_is_refused() {
     drop(Writer::create(&folder, meta(), Options::default()).unwrap());
     fs::set_permissions(around.path(), Permissions::from_mode(0o777)).unwrap();
     let error = Writer::create(&folder, meta(), Options::default()).err().unwrap();
-    let expected = format!("{}: {} lets others replace it", folder.display(), around.path().display());
+    let expected = format!(
+        "{}: {} lets others replace it; choose a folder inside one that its owner alone may write to (mode 700)",
+        folder.display(),
+        around.path().display()
+    );
     assert_eq!(error.to_string(), expected);
 }
 

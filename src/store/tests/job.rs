@@ -19,7 +19,7 @@ fn image(folder: &Path, rank: u32, seed: u64) -> (u32, u64) {
 fn job(folder: &Path, seed: u64, keep: Option<usize>) -> u64 {
     let writer = JobWriter::create(folder).unwrap();
     let ranks = [1, 0].map(|rank| image(folder, rank, seed));
-    let (generation, not_removed) = writer.finish(&ranks, keep).unwrap();
+    let (generation, not_removed) = writer.finish(&ranks, Vec::new(), keep).unwrap();
     assert_eq!(not_removed, None);
     generation
 }
@@ -57,7 +57,7 @@ fn a_jobs_image_is_there_with_all_of_its_ranks_or_not_at_all() {
     let writer = JobWriter::create(folder).unwrap();
     assert_eq!(generations(folder), [(0, 2), (0, 1), (1, 2), (1, 1)]);
     let ranks = [image(folder, 0, 4), (1, 9)];
-    assert!(matches!(writer.finish(&ranks, Some(1)), Err(Error::Absent { .. })));
+    assert!(matches!(writer.finish(&ranks, Vec::new(), Some(1)), Err(Error::Absent { .. })));
     assert_eq!(whole(folder), [2, 1]);
 
     assert_eq!(job(folder, 5, Some(2)), 3);

@@ -75,7 +75,8 @@ proptest! {
             prop_assert!(&back == block, "block {}", id);
             let from = numbers.below(block.len() as u64 + 1) as usize;
             let end = from + numbers.below((block.len() - from) as u64 + 1) as usize;
-            reader.read_into(id as u64, from as u64, &mut back[from..end]).unwrap();
+            back[from..end].fill(0xee);
+            reader.read_here(id as u64, from as u64, &mut back[from..end]).unwrap();
             prop_assert!(back[from..end] == block[from..end], "block {} from {} to {}", id, from, end);
         }
         let verified = verify(folder.path(), None, threads).unwrap();
