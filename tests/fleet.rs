@@ -5,6 +5,12 @@
 #[path = "fleet/recall.rs"]
 mod recall;
 
+#[path = "fleet/outside.rs"]
+mod outside;
+
+#[path = "fleet/upset.rs"]
+mod upset;
+
 use gpupool_events::{Event, Reader};
 use gpupool_metrics::{Place, Snapshot};
 use harness::{Run, Running, artifact_folder, at_work, driver_folder_with_nvml, eventually, goes_on, page_of};
@@ -174,9 +180,11 @@ fn a_program_that_computes_on_a_drained_gpu_goes_on_and_keeps_its_context_alone(
     );
     goes_on(&mut program);
     machine.until(&program, "an empty GPU 1", |page| at(page, 1).drained && held(page, 1) == 0);
-    assert!(machine.told(&format!("undrain --json {gpu}")).1);
+    let undrain = || String::from_utf8(machine.gpupool(&format!("undrain {gpu}")).stdout).unwrap();
+    assert!(undrain().ends_with("is drained no more\n"));
     goes_on(&mut program);
     machine.until(&program, "memory on GPU 1", |page| held(page, 1) >= EACH);
+    assert!(undrain().ends_with("was not drained\n"));
     ends_well(program);
 }
 

@@ -161,18 +161,56 @@ fn what_was_held_for_long_and_is_freed_goes_before_its_time() {
 }
 
 #[test]
+fn what_is_freed_by_who_then_rests_goes_within_a_second_or_two_however_short_it_was_held() {
+    let mut machine = Machine::new();
+    let mut program = machine.program(&[("GPUPOOL_IDLE", "1h")]);
+    let before = machine.used(0);
+    program.ask("allocate 100");
+    program.ask("allocate 500");
+    program.ask("clear");
+    machine.until_used(before);
+    program.ask("allocate 600");
+    let (grown, why) = told(program);
+    assert_eq!((grown, why), (3, vec!["fell".to_owned()]));
+}
+
+#[test]
 fn a_gpu_that_others_fill_gets_what_is_free_there_at_once() {
     let mut machine = Machine::new();
     let mut program = machine.program(&[("GPUPOOL_IDLE", "1h")]);
-    program.ask("allocate 700");
-    program.ask("clear");
+    // Most of it stays in use.
+    program.ask("allocate 400");
+    program.ask("allocate 300");
+    program.ask("free");
     // Of 2048 MiB, less than a sixteenth is left.
     let mut other = machine.bare();
     other.ask("allocate 1220");
     let full = machine.used(0);
-    machine.until_used(full - 700);
+    machine.until_used(full - 300);
     drop(other);
     assert_eq!(told(program).1, ["others"]);
+}
+
+#[test]
+fn others_get_what_is_free_also_from_a_program_that_took_back_what_had_gone_before_its_time() {
+    let mut machine = Machine::new();
+    let mut program = machine.program(&[("GPUPOOL_IDLE", "2s")]);
+    let before = machine.used(0);
+    program.ask("allocate 700");
+    // Held for longer than unused memory stays; how much longer does not matter.
+    std::thread::sleep(Duration::from_millis(2500));
+    program.ask("clear");
+    machine.until_used(before);
+    program.ask("allocate 400");
+    program.ask("allocate 300");
+    let mut other = machine.bare();
+    other.ask("allocate 1220");
+    let full = machine.used(0);
+    // Most of it stays in use, so that there is one sign alone.
+    program.ask("free");
+    machine.until_used(full - 300);
+    drop(other);
+    assert_eq!(told(program).1, ["fell", "others"]);
 }
 
 #[test]

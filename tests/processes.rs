@@ -46,6 +46,15 @@ fn a_process_whose_main_thread_leaves_ends_with_its_last_thread() {
 fn a_process_whose_main_thread_left_is_ended_by_a_signal() {
     let mut program = Run::program("main_leaves").arg("stays").sim("2x1GiB").shim().start(None);
     assert_eq!(program.ask(""), "the main thread has left");
+    // The system tells of it what it tells of its main thread, which is over.
+    let listed = program.gpupool("ps --json");
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let pid = serde_json::Value::from(program.pid());
+    let row = listed.as_array().unwrap().iter().find(|row| row["process"]["identity"]["pid"] == pid);
+    assert_eq!(row.map(|row| &row["state"]), Some(&serde_json::Value::from("running")), "{listed}");
+    let refused = program.gpupool(&format!("suspend --to host {pid}"));
+    let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.contains("its main thread has left"), "{refused}");
     program.signal(libc::SIGTERM);
     let (status, _) = program.end();
     assert_eq!(status.signal(), Some(libc::SIGTERM), "{status}");

@@ -4,7 +4,7 @@
 //! ([`gpupool_wire::control`]). Who connects is known by the kernel's word, so nobody else's process is taken for it.
 
 use std::io::{ErrorKind, IsTerminal, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use gpupool_config::format_size;
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Life, ring, stat};
+use gpupool_metrics::{Door, Life, Standing, ring, stat};
 use gpupool_wire::Socket;
 use gpupool_wire::blocks::Handle;
 use gpupool_wire::control::{ROOM, Reply, Request, Target};
 use gpupool_wire::socket::{Failure as Unheard, wait};
-use rustix::fs::{AtFlags, FlockOperation, Gid, Uid, chownat, flock, unlinkat};
+use rustix::fs::{AtFlags, Gid, Uid, chownat};
 use rustix::process::geteuid;
 use serde::Serialize;
 
@@ -36,6 +36,8 @@ const TO_WRITE: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_secs(1);
 /// How often it is rung for meanwhile.
 const RING: Duration = Duration::from_millis(50);
+/// How often who waits for its turn to ask looks whether it has come.
+const TURN: Duration = Duration::from_millis(10);
 
 /// What became of one process.
 #[derive(Clone, Debug, Serialize)]
@@ -126,6 +128,34 @@ pub fn job_of(pid: u32) -> Result<Vec<Listed>, Failure> {
     find(&pids)
 }
 
+/// The ranks of the one job of which any are here, by their numbers.
+///
+/// # Errors
+/// There are none, or of several jobs.
+pub fn job_here() -> Result<Vec<Listed>, Failure> {
+    let look = Pages::new().look();
+    let own = geteuid().as_raw();
+    let is_rank = |row: &&Listed| {
+        let process = &row.told.process;
+        row.owner == own && row.state != Life::Elsewhere && process.rank.is_some() && !process.identity.life().is_over()
+    };
+    let pids: Vec<u32> = look.rows.iter().filter(is_rank).map(|row| row.told.process.identity.pid).collect();
+    let Some(first) = pids.first() else {
+        return Err(Failure::usage(
+            "no process of this user here has a number in a job (LOCAL_RANK and the like) and runs under gpupool; name all processes that \
+             belong together"
+                .to_owned(),
+        ));
+    };
+    let ranks = job_of(*first)?;
+    match pids.iter().find(|pid| ranks.iter().all(|rank| rank.told.process.identity.pid != **pid)) {
+        None => Ok(ranks),
+        Some(other) => Err(Failure::usage(format!(
+            "ranks of several jobs are here, as processes {first} and {other}; name one process of the job that is meant"
+        ))),
+    }
+}
+
 fn parent(pid: u32) -> Option<u32> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
@@ -168,18 +198,6 @@ pub fn ask_one(row: &Listed, request: &Request) -> Result<Reply, String> {
     reply
 }
 
-/// The file that this command listens by, removed when it is over.
-struct Door<'a> {
-    folder: &'a Folder,
-    name: String,
-}
-
-impl Drop for Door<'_> {
-    fn drop(&mut self) {
-        let _ = unlinkat(self.folder.fd(), &self.name, AtFlags::empty());
-    }
-}
-
 fn ask(row: &Listed, request: &Request, until: Option<Instant>, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
     let silence = match (until, request) {
         // It has that long and no longer, whatever it says meanwhile.
@@ -205,20 +223,41 @@ fn connect(row: &Listed, request: &Request, until: Option<Instant>) -> Result<So
     let name = row.page.with_extension("call");
     let name = name.file_name().and_then(|name| name.to_str()).ok_or("its page has a name that is none")?;
     let page = folder.page_to_ring(page).map_err(|error| words("opening the page", &error))?;
-    // One command at a time listens by that name. Who has just made the file and does not listen yet looks like one that was killed, so the
-    // file cannot say who has the turn.
-    flock(&page, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| "another command is asking it at this moment".to_owned())?;
-    let listener = listen(&folder, name)?;
-    let door = Door { folder: &folder, name: name.to_owned() };
-    // Whoever is to connect needs to write to it.
-    chownat(folder.fd(), name, Some(Uid::from_raw(row.owner)), None::<Gid>, AtFlags::SYMLINK_NOFOLLOW)
-        .map_err(|error| words("giving the socket to its user", &error))?;
-    let socket = accept(&listener, row, &page, until)?;
-    drop(door);
+    let latest = Instant::now() + TO_ANSWER;
+    let until = until.map_or(latest, |until| until.min(latest));
+    // Where the file system knows no such locks, whoever comes last is next.
+    let standing = Standing::at_end(page.as_fd()).ok();
+    let socket = loop {
+        wait_for_turn(row, &page, standing, until)?;
+        let listener = listen(&folder, name)?;
+        // Whoever is to connect needs to write to it.
+        let given = chownat(folder.fd(), name, Some(Uid::from_raw(row.owner)), None::<Gid>, AtFlags::SYMLINK_NOFOLLOW);
+        let door = Door::at(&folder, name);
+        given.map_err(|error| words("giving the socket to its user", &error))?;
+        // Who goes on after a stop, or came late to its place in the line, finds that somebody else listens.
+        if let Some(socket) = accept(&listener, row, &page, &door, until)? {
+            break socket;
+        }
+    };
     drop(page);
     say(&socket, request)?;
     Ok(socket)
+}
+
+/// Waits until nobody who came earlier asks the process, also programs that lack memory.
+fn wait_for_turn(row: &Listed, page: &OwnedFd, standing: Option<Standing>, until: Instant) -> Result<(), String> {
+    while let Some(standing) = standing
+        && let Ok(Some(_)) = standing.before(page.as_fd())
+    {
+        if let Some(why) = out_of_reach(row) {
+            return Err(why);
+        }
+        if Instant::now() >= until {
+            return Err("others were asking it all the time, other commands or programs that lack memory".to_owned());
+        }
+        std::thread::sleep(TURN);
+    }
+    Ok(())
 }
 
 fn say(socket: &Socket, request: &Request) -> Result<(), String> {
@@ -230,13 +269,15 @@ fn say(socket: &Socket, request: &Request) -> Result<(), String> {
 fn next(row: &Listed, socket: &Socket, silence: Duration) -> Result<Reply, String> {
     let mut buffer = [0; ROOM];
     let until = Instant::now() + silence;
+    let mut has_broken = false;
     loop {
         // Its end is seen at once, and a stop now and then.
         let received = match socket.receive_by(&mut buffer, until.min(Instant::now() + LOOK)) {
             Ok(received) => received.bytes,
             Err(Unheard::TimedOut) if stat(row.told.process.identity.pid).is_some_and(|stat| stat.state == b'T') => {
                 return Err(
-                    "it was stopped (SIGSTOP) meanwhile; once it goes on, it is as if nobody had asked".to_owned()
+                    "it was stopped (SIGSTOP) before it had answered; what it was asked for it does not begin once it goes on"
+                        .to_owned()
                 );
             }
             Err(Unheard::TimedOut) if Instant::now() >= until => {
@@ -248,6 +289,11 @@ fn next(row: &Listed, socket: &Socket, silence: Duration) -> Result<Reply, Strin
                 ));
             }
             Err(Unheard::TimedOut) => continue,
+            // That it has not heard all is told before what it said last, which is why.
+            Err(_) if !has_broken => {
+                has_broken = true;
+                continue;
+            }
             Err(failure) => return Err(format!("the connection to it broke: {failure}")),
         };
         if received == 0 {
@@ -281,6 +327,70 @@ fn hear(
     }
 }
 
+/// Who speaks to programs of other hosts, which do the same at the same moment.
+pub trait Company {
+    /// Says what keeps those of this host from this step, if anything does, and hears what keeps any from it.
+    ///
+    /// # Errors
+    /// Somebody takes part no more; who and why.
+    fn agree(&mut self, step: Step, why_not: Option<String>) -> Result<Option<String>, String>;
+}
+
+/// What all of them come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// They run, and may be stopped.
+    Ready,
+    /// They have stopped.
+    Rest,
+    /// Their memory is copied.
+    Copied,
+}
+
+/// There are no others.
+pub struct Nobody;
+
+impl Company for Nobody {
+    fn agree(&mut self, _: Step, why_not: Option<String>) -> Result<Option<String>, String> {
+        Ok(why_not)
+    }
+}
+
+/// Why all of them run on: what kept each of these from it, and what those of other hosts.
+#[derive(Default)]
+struct Refusal {
+    own: Vec<Option<String>>,
+    elsewhere: Option<String>,
+}
+
+impl From<Vec<Option<String>>> for Refusal {
+    fn from(own: Vec<Option<String>>) -> Self {
+        Self { own, elsewhere: None }
+    }
+}
+
+/// Why none of them writes an image.
+pub struct NoImage {
+    /// In one text, with the numbers of those that it is about.
+    pub why: String,
+    /// What is told of each.
+    pub each: Vec<String>,
+}
+
+/// Where others keep them from it.
+fn elsewhere(why: String) -> Refusal {
+    Refusal { own: Vec::new(), elsewhere: Some(why) }
+}
+
+/// What keeps these from a step, in one text.
+fn in_one(rows: &[Listed], why: &[Option<String>]) -> Option<String> {
+    let of_one = |(row, why): (&Listed, &Option<String>)| {
+        Some(format!("process {}: {}", row.told.process.identity.pid, why.as_ref()?))
+    };
+    let all: Vec<String> = rows.iter().zip(why).filter_map(of_one).collect();
+    (!all.is_empty()).then(|| all.join("; "))
+}
+
 /// How long all programs that are suspended together have to stop at the same moment, before those that have are let go on: somebody may wait
 /// for work of theirs. They give up before that, unless a call of the driver keeps them from it.
 const MOMENT: Duration = Duration::from_secs(4);
@@ -296,9 +406,9 @@ pub fn suspend_together(rows: &[Listed], target: &Target, patience: Duration) ->
     let connected = side_by_side(rows, |_, row| connect(row, &request, None));
     let sockets: Vec<Socket> = match connected.iter().any(Result::is_err) {
         false => connected.into_iter().flatten().collect(),
-        true => return told_none(rows, connected.into_iter().map(Result::err).collect()),
+        true => return told_none(rows, connected.into_iter().map(Result::err).collect::<Vec<_>>().into()),
     };
-    if let Err(why) = all_at_rest(rows, &sockets, Instant::now() + patience) {
+    if let Err(why) = all_at_rest(rows, &sockets, Instant::now() + patience, &mut Nobody) {
         // The end of the connection lets them go on.
         return told_none(rows, why);
     }
@@ -311,52 +421,66 @@ pub fn suspend_together(rows: &[Listed], target: &Target, patience: Duration) ->
     told
 }
 
-/// Asks each of these something that all of them do at the same moment or none does, for which they have `patience` to come to rest all at once: to
-/// write an image of themselves. What they have copied is of that moment, since none goes on before the last one has.
-pub fn images_together(rows: &[Listed], requests: &[Request], patience: Duration) -> Vec<Result<Reply, String>> {
-    let none =
-        |why: Vec<Option<String>>| none_of(rows, why, "an image is of all of them or of none").map(Err).collect();
+/// Asks each of these something that all of them do at the same moment or none does, those of other hosts too, for which they have `patience` to come to rest
+/// all at once: to write an image of themselves. What they have copied is of that moment, since none goes on before the last one has.
+///
+/// # Errors
+/// None of them writes an image.
+pub fn images_together(
+    rows: &[Listed],
+    requests: &[Request],
+    patience: Duration,
+    company: &mut dyn Company,
+) -> Result<Vec<Result<Reply, String>>, NoImage> {
+    let none = |refusal: Refusal| {
+        let why = in_one(rows, &refusal.own).or_else(|| refusal.elsewhere.clone());
+        let why = why.unwrap_or_else(|| "they did not all come to rest at the same moment".to_owned());
+        NoImage { why, each: none_of(rows, refusal, "an image is of all of them or of none") }
+    };
     let connected = side_by_side(rows, |at, row| connect(row, &requests[at], None));
     if connected.iter().any(Result::is_err) {
-        return none(connected.into_iter().map(Result::err).collect());
+        return Err(none(connected.into_iter().map(Result::err).collect::<Vec<_>>().into()));
     }
     let sockets: Vec<Socket> = connected.into_iter().flatten().collect();
-    if let Err(why) = all_at_rest(rows, &sockets, Instant::now() + patience) {
-        return none(why);
-    }
+    all_at_rest(rows, &sockets, Instant::now() + patience, company).map_err(none)?;
     let progress = Progress::new(rows.len());
     let heard = |at: usize, row: &Listed| {
         hear(row, &sockets[at], &requests[at], TO_GO_ON, None, &|done, total| progress.say(at, done, total))
     };
-    let copied = side_by_side(rows, heard);
-    if copied.iter().any(|answer| !matches!(answer, Ok(Reply::Quiet))) {
+    let why = |answer: Result<Reply, String>| match answer {
+        Ok(Reply::Quiet) => None,
+        Ok(Reply::Refused { why }) | Err(why) => Some(why),
+        Ok(_) => Some(OTHER_ANSWER.to_owned()),
+    };
+    let own: Vec<Option<String>> = side_by_side(rows, heard).into_iter().map(why).collect();
+    let agreed = company.agree(Step::Copied, in_one(rows, &own));
+    if let Some(why) = agreed.unwrap_or_else(Some) {
         progress.end();
-        let why = |answer: Result<Reply, String>| match answer {
-            Ok(Reply::Quiet) => None,
-            Ok(Reply::Refused { why }) | Err(why) => Some(why),
-            Ok(_) => Some(OTHER_ANSWER.to_owned()),
-        };
-        return none(copied.into_iter().map(why).collect());
+        return Err(none(Refusal { elsewhere: own.iter().all(Option::is_none).then_some(why), own }));
     }
     // Who does not hear it has ended, which its answer says.
     let _ = side_by_side(rows, |at, _| say(&sockets[at], &Request::Go));
     let told = side_by_side(rows, heard);
     progress.end();
-    told
+    Ok(told)
 }
 
 /// Has them stop at the same moment, again and again, and stay so once all have.
-fn all_at_rest(rows: &[Listed], sockets: &[Socket], until: Instant) -> Result<(), Vec<Option<String>>> {
+fn all_at_rest(rows: &[Listed], sockets: &[Socket], until: Instant, company: &mut dyn Company) -> Result<(), Refusal> {
     loop {
-        let why = match one_try(rows, sockets, until)? {
+        if let Some(why) = company.agree(Step::Ready, None).map_err(elsewhere)? {
+            return Err(elsewhere(why));
+        }
+        let why = match one_try(rows, sockets, until, company)? {
             None => return Ok(()),
             Some(why) => why,
         };
         if Instant::now() >= until {
-            return Err(why
-                .into_iter()
-                .map(|why| why.map(|why| format!("it did not come to rest in time: {why}")))
-                .collect());
+            let own = why.own.into_iter();
+            return Err(Refusal {
+                own: own.map(|why| why.map(|why| format!("it did not come to rest in time: {why}"))).collect(),
+                ..why
+            });
         }
         // Whatever they do again and again, it is not always the same moment of it.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -370,22 +494,36 @@ fn one_try(
     rows: &[Listed],
     sockets: &[Socket],
     until: Instant,
-) -> Result<Option<Vec<Option<String>>>, Vec<Option<String>>> {
+    company: &mut dyn Company,
+) -> Result<Option<Refusal>, Refusal> {
     let said = |request: &Request| -> Result<(), Vec<Option<String>>> {
         let say = |at: usize, row: &Listed| {
             let error = say(&sockets[at], request).err()?;
-            // Who does not listen any more has said why: behind the word that there is something it has not heard.
+            // Who does not listen any more has said why.
             let mut said = (0..2).map(|_| next(row, &sockets[at], MOMENT));
-            Some(said.find_map(|said| said.ok().and_then(|reply| reply.refusal())).unwrap_or(error))
+            let said = said.find_map(|said| said.ok().and_then(Reply::refusal));
+            let has_ended = || row.told.process.identity.life().is_over();
+            Some(said.unwrap_or_else(|| if has_ended() { "it ended before it had answered".to_owned() } else { error }))
         };
         let failed = side_by_side(rows, say);
         if failed.iter().all(Option::is_none) { Ok(()) } else { Err(failed) }
     };
     said(&Request::Close)?;
     let answers = side_by_side(rows, |at, row| next(row, &sockets[at], MOMENT));
-    if answers.iter().all(|answer| matches!(answer, Ok(Reply::Quiet))) {
+    let why = |answer: Result<Reply, String>| match answer {
+        Ok(Reply::Busy { why } | Reply::Refused { why }) | Err(why) => Some(why),
+        Ok(Reply::Quiet) => None,
+        Ok(_) => Some("it answered nothing that was asked".to_owned()),
+    };
+    let own: Vec<Option<String>> = answers.iter().cloned().map(why).collect();
+    let Some(others) = company.agree(Step::Rest, in_one(rows, &own)).map_err(elsewhere)? else {
         said(&Request::Go)?;
         return Ok(None);
+    };
+    // Who has refused listens no more, and the end of their connections lets the others go on.
+    if answers.iter().any(|answer| matches!(answer, Ok(Reply::Refused { .. }))) {
+        let refusal = |answer: Result<Reply, String>| answer.ok().and_then(Reply::refusal);
+        return Err(answers.into_iter().map(refusal).collect::<Vec<_>>().into());
     }
     said(&Request::Open)?;
     // Who could not answer, since it waited for one that had stopped, can now.
@@ -394,39 +532,35 @@ fn one_try(
         answer => answer.clone(),
     });
     let has_failed = |answer: &Result<Reply, String>| !matches!(answer, Ok(Reply::Quiet | Reply::Busy { .. }));
-    let why = |answer: Result<Reply, String>| match answer {
-        Ok(Reply::Busy { why } | Reply::Refused { why }) | Err(why) => Some(why),
-        Ok(Reply::Quiet) => None,
-        Ok(_) => Some("it answered nothing that was asked".to_owned()),
-    };
     if answers.iter().any(has_failed) {
         let only = |answer| if has_failed(&answer) { why(answer) } else { None };
-        return Err(answers.into_iter().map(only).collect());
+        return Err(answers.into_iter().map(only).collect::<Vec<_>>().into());
     }
     // All of them may have stopped, the last one too late.
-    Ok(Some(answers.into_iter().map(why).collect()))
+    let elsewhere = own.iter().all(Option::is_none).then_some(others);
+    Ok(Some(Refusal { own: answers.into_iter().map(why).collect(), elsewhere }))
 }
 
-fn told_none(rows: &[Listed], why: Vec<Option<String>>) -> Vec<Told> {
+fn told_none(rows: &[Listed], why: Refusal) -> Vec<Told> {
     let all = none_of(rows, why, "all are suspended together or none");
     rows.iter().zip(all).map(|(row, why)| told_by(row, Err(why))).collect()
 }
 
 /// What is told where these are the reasons of some why nothing was done with any; `rule` says why it is all or none.
-fn none_of(rows: &[Listed], why: Vec<Option<String>>, rule: &str) -> std::vec::IntoIter<String> {
+fn none_of(rows: &[Listed], Refusal { mut own, elsewhere }: Refusal, rule: &str) -> Vec<String> {
+    own.resize(rows.len(), None);
     let others: Vec<String> = rows
         .iter()
-        .zip(&why)
+        .zip(&own)
         .filter(|(_, why)| why.is_some())
         .map(|(row, _)| row.told.process.identity.pid.to_string())
         .collect();
-    let because = match others.as_slice() {
-        [] => "it runs on, since they did not all come to rest at the same moment".to_owned(),
-        others => {
-            format!("it runs on, since {rule}, and process {} was not ready", others.join(", "))
-        }
+    let because = match (others.as_slice(), elsewhere) {
+        ([], None) => "it runs on, since they did not all come to rest at the same moment".to_owned(),
+        ([], Some(why)) => format!("it runs on, since {rule}: {why}"),
+        (others, _) => format!("it runs on, since {rule}, and process {} was not ready", others.join(", ")),
     };
-    why.into_iter().map(|why| why.unwrap_or_else(|| because.clone())).collect::<Vec<_>>().into_iter()
+    own.into_iter().map(|why| why.unwrap_or_else(|| because.clone())).collect()
 }
 
 /// Does this for each row, all at once.
@@ -444,7 +578,7 @@ fn listen(folder: &Folder, name: &str) -> Result<Socket, String> {
     let listen = || Socket::<OwnedFd>::listen_in(folder.fd(), name);
     let listener = match listen() {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            let _ = unlinkat(folder.fd(), name, AtFlags::empty());
+            drop(Door::at(folder, name));
             listen()
         }
         answer => answer,
@@ -452,11 +586,16 @@ fn listen(folder: &Folder, name: &str) -> Result<Socket, String> {
     listener.map_err(|error| format!("listening in {} failed: {error}", folder.path().display()))
 }
 
-/// The process's connection.
-fn accept(listener: &Socket, row: &Listed, page: &OwnedFd, limit: Option<Instant>) -> Result<Socket, String> {
+/// The process's connection; `None`: somebody else listens for it now.
+fn accept(
+    listener: &Socket,
+    row: &Listed,
+    page: &OwnedFd,
+    door: &Door<'_>,
+    until: Instant,
+) -> Result<Option<Socket>, String> {
     let pid = row.told.process.identity.pid;
     let begun = Instant::now();
-    let until = limit.map_or(begun + TO_ANSWER, |limit| limit.min(begun + TO_ANSWER));
     let knocks = sockets_of(row);
     while Instant::now() < until {
         ring(std::os::fd::AsFd::as_fd(page))
@@ -464,12 +603,17 @@ fn accept(listener: &Socket, row: &Listed, page: &OwnedFd, limit: Option<Instant
         // What serves others its blocks waits for sockets, and hears of a connection alone. Its end says that nothing is wanted.
         drop(knocks.iter().map(|name| Socket::<OwnedFd>::connect(name, Instant::now() + RING)).collect::<Vec<_>>());
         let _ = wait([listener], Some(RING));
-        if stat(pid).is_none_or(|stat| matches!(stat.state, b'Z' | b'X')) {
+        if row.told.process.identity.life() == Life::Gone {
             return Err("it ended before it had answered".to_owned());
+        }
+        if stat(pid).is_some_and(|stat| stat.state == b'Z') {
+            return Err(
+                "its main thread has left (pthread_exit), and the system finds its memory no more, by which it would be called".to_owned()
+            );
         }
         match listener.accept() {
             Ok(socket) => match socket.peer() {
-                Ok(peer) if (peer.pid, peer.uid) == (pid, row.owner) => return Ok(socket),
+                Ok(peer) if (peer.pid, peer.uid) == (pid, row.owner) => return Ok(Some(socket)),
                 // Another command that looks whether somebody listens, or somebody who is not meant.
                 _ => {}
             },
@@ -480,9 +624,13 @@ fn accept(listener: &Socket, row: &Listed, page: &OwnedFd, limit: Option<Instant
         if stat(pid).is_some_and(|stat| stat.state == b'T') {
             return Err("it is stopped (SIGSTOP) and answers nobody".to_owned());
         }
+        if !door.is_there() {
+            return Ok(None);
+        }
     }
     Err(format!(
-        "it did not answer within {} s: it may be stopped, have ended, or be at the end of a call of the driver",
+        "it did not answer within {} s: it may be stopped (as all of a container that is paused), have ended, or be at the end of a call of \
+         the driver",
         begun.elapsed().as_secs()
     ))
 }

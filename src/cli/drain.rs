@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use gpupool_config::{format_size, parse_duration};
 use gpupool_machine::{Nvml, Uuid, dashed, from_text};
+use gpupool_metrics::drains::Said;
 use gpupool_metrics::folder::Roots;
 use gpupool_metrics::{Life, drains};
 use gpupool_wire::control::{Reply, Request, Stayed};
@@ -95,7 +96,7 @@ struct Left {
 /// There is no such GPU, nobody can be told, or nothing can be printed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let gpu = find(&args.gpu)?;
-    let folders = say(&gpu, true)?;
+    let Said { folders, .. } = say(&gpu, true)?;
     let patience = u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX);
     let (mut told, skipped) = ask(&gpu, &folders, &Request::Drain { gpu, patience }, args.deadline);
     told.extend(strangers(&gpu, &told));
@@ -118,7 +119,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 /// There is no such GPU, it cannot be unsaid, or nothing can be printed.
 pub fn run_undrain(args: &UndrainArgs) -> Result<ExitCode, Failure> {
     let gpu = find(&args.gpu)?;
-    let folders = say(&gpu, false)?;
+    let Said { folders, is_news, .. } = say(&gpu, false)?;
     if let Some(path) = drains::still_said(&gpu, &Roots::new(std::env::var_os("XDG_RUNTIME_DIR"))) {
         return Err(Failure::broken(format!("the GPU is drained by root for the whole machine ({})", path.display())));
     }
@@ -126,7 +127,8 @@ pub fn run_undrain(args: &UndrainArgs) -> Result<ExitCode, Failure> {
     let (told, _) = ask(&gpu, &folders, &Request::Undrain { gpu, patience }, args.deadline);
     print(&told, args.json, "came back")?;
     if !args.json {
-        stdout::print(&format!("GPU-{} is drained no more\n", dashed(&gpu)))?;
+        let what = if is_news { "is drained no more" } else { "was not drained" };
+        stdout::print(&format!("GPU-{} {what}\n", dashed(&gpu)))?;
     }
     Ok(if told.iter().all(|told| told.error.is_none()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -147,15 +149,15 @@ fn find(text: &str) -> Result<Uuid, Failure> {
         .ok_or_else(|| Failure::usage(format!("there is no GPU {number} on this machine; nvidia-smi -L lists them")))
 }
 
-/// Writes or removes the files; the folders of those whom that concerns.
-fn say(gpu: &Uuid, drained: bool) -> Result<Vec<PathBuf>, Failure> {
+/// Writes or removes the files, for all whom that concerns.
+fn say(gpu: &Uuid, drained: bool) -> Result<Said, Failure> {
     let roots = Roots::new(std::env::var_os("XDG_RUNTIME_DIR"));
-    let (folders, refused) = drains::say(gpu, drained, &roots);
-    if refused.is_empty() {
-        return Ok(folders);
+    let said = drains::say(gpu, drained, &roots);
+    if said.refused.is_empty() {
+        return Ok(said);
     }
     let what = if drained { "it cannot be said to programs that" } else { "programs may still be told that" };
-    let all: Vec<String> = refused.iter().map(|refused| format!("{what} the GPU is drained: {refused}")).collect();
+    let all: Vec<String> = said.refused.iter().map(|refused| format!("{what} the GPU is drained: {refused}")).collect();
     Err(Failure::broken(all.join("\n")))
 }
 

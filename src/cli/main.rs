@@ -15,6 +15,7 @@ mod export;
 mod fail_on;
 mod failure;
 mod folder;
+mod hosts;
 mod inherited;
 mod kernel;
 mod lenders;

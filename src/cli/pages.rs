@@ -155,7 +155,13 @@ fn read_page(folder: &Folder, entry: &Entry) -> Result<(Life, Snapshot), NotShow
         answer => answer.map_err(|error| unreadable(&Unreadable::File(error)))?,
     };
     let life = identify(&file).map_err(|error| unreadable(&error))?.life();
+    // Of one that ended in this moment there is nothing to tell: it has said so, or taken its page with it since that was found.
+    let has_ended = || {
+        let is_taken = folder.page(entry).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        is_taken || read(&file).is_ok_and(|told| told.ended)
+    };
     match life {
+        Life::Gone if has_ended() => return Err(None),
         Life::Gone => return Err(Some((GONE, "its process is gone".to_owned()))),
         Life::Replaced => return Err(Some((GONE, "its process runs another program now".to_owned()))),
         // Only root reads others' folders, in which anybody may put a page of any process's number.
@@ -214,6 +220,8 @@ mod tests {
             identity,
             rank: None,
             world: None,
+            job_rank: None,
+            job_world: None,
             created: 1,
             library: "0.2.0".to_owned(),
             name: "train".to_owned(),
@@ -263,6 +271,11 @@ mod tests {
         put(session.path(), &Identity { pid: 5, ..own }, &whole);
         let dead = Identity { started: own.started + 1, ..own };
         let left = put(session.path(), &dead, &page(&process(dead), &gpupool_metrics::Levels::default()));
+        // One that has said that it ends, and has not come to take its page with it.
+        let ended = Identity { started: own.started + 2, ..own };
+        let bytes = Bytes(RefCell::new(page(&process(ended), &gpupool_metrics::Levels::default())));
+        assert!(Page::end(&bytes));
+        put(session.path(), &ended, &bytes.0.borrow());
         let look = pages.look();
         let [row] = &look.rows[..] else { panic!("{look:?}") };
         assert_eq!((row.state, row.told.levels.live_bytes), (Life::Running, 77));

@@ -18,6 +18,8 @@ pub fn listed(pid: u32, name: &str) -> Listed {
         identity,
         rank: Some(1),
         world: Some(4),
+        job_rank: None,
+        job_world: None,
         created: 1_700_000_000_500_000,
         library: "0.2.0".to_owned(),
         name: name.to_owned(),

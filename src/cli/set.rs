@@ -91,7 +91,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let reply = control::replies(&rows, &Request::Set(args.settings.clone()), None).pop();
     let (changes, error) = match reply.unwrap_or_else(|| Err("nobody was asked".to_owned())) {
         Ok(Reply::Changed(changes)) => (changes, None),
-        Ok(Reply::Refused { why }) | Err(why) => (Vec::new(), Some(why)),
+        Ok(Reply::Refused { why }) => (Vec::new(), Some(format!("{why}; nothing has changed"))),
+        // It may have been stopped, or ended, between the change and the answer.
+        Err(why) => (Vec::new(), Some(format!("{why}; whether anything has changed its log tells (setting.change)"))),
         Ok(_) => (Vec::new(), Some(OTHER_ANSWER.to_owned())),
     };
     if args.json {
@@ -101,7 +103,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
     }
     if let Some(error) = error {
-        complain(&format!("process {}: {error}; nothing has changed", args.pid));
+        complain(&format!("process {}: {error}", args.pid));
         return Ok(ExitCode::FAILURE);
     }
     for Change { name, old, new, note } in changes.iter().filter(|_| !args.json) {

@@ -11,7 +11,7 @@ use gpupool_wire::control::{MOST_PATH, Request, Target};
 use crate::control::{self, Told};
 use crate::failure::{Failure, complain};
 use crate::pages::Listed;
-use crate::{stdout, whole};
+use crate::{stdout, terminal, whole};
 
 /// Have the memory of running programs leave their GPUs; they wait where they next use a GPU
 #[derive(clap::Args)]
@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(required = true)]
     pid: Vec<u32>,
     /// Where the memory goes: to GPUs that the program only borrows from (peers), to the host (host), to either, such GPUs first (any),
-    /// or into a folder, which is made if it is not there (./any is one)
+    /// or into a folder, which is made if it is not there (./any is one; a name without a slash has to be there)
     #[arg(long, default_value = "any", value_name = "any|peers|host|DIR", value_parser = clap::builder::OsStringValueParser::new().try_map(to))]
     to: Target,
     /// How long each has for its work on the GPUs to be over
@@ -61,6 +61,13 @@ fn to(text: OsString) -> Result<Target, String> {
         _ => {}
     }
     let path = std::path::absolute(&text).map_err(|error| error.to_string())?;
+    // A misspelt word would make a folder, wherever somebody happens to be, and the memory would be on a disk.
+    if !text.as_encoded_bytes().contains(&b'/') && !path.is_dir() {
+        let name = text.to_string_lossy();
+        return Err(format!(
+            "it is neither any, peers nor host, and no folder of this name is here; ./{name} has one made"
+        ));
+    }
     match path.as_os_str().len() {
         ..=MOST_PATH => Ok(Target::Folder(path)),
         bytes => Err(format!("its absolute path has {bytes} bytes, and {MOST_PATH} at most can be asked for")),
@@ -81,11 +88,16 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let told = match rows.as_slice() {
         [_] => {
             let patience = u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX);
+            let target = target.clone();
             control::ask_all(&rows, &Request::Suspend { target, patience, together: false })
         }
         _ => control::suspend_together(&rows, &target, args.wait),
     };
-    let done = control::print(&told, args.json, "left the GPUs", "stayed there")?;
+    let left = match &target {
+        Target::Folder(folder) => format!("left the GPUs for {}", terminal::clean(&folder.to_string_lossy())),
+        Target::Anywhere | Target::Peers | Target::Host => "left the GPUs".to_owned(),
+    };
+    let done = control::print(&told, args.json, &left, "stayed there")?;
     let is_frozen = !args.process || done && freeze(&rows, args.json)?;
     if done && is_frozen {
         return Ok(ExitCode::SUCCESS);

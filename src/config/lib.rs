@@ -12,6 +12,7 @@ mod choice;
 mod duration;
 mod log_level;
 mod log_path;
+mod outside;
 mod problem;
 mod ranks;
 mod read;
@@ -24,6 +25,7 @@ pub use choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement
 pub use duration::{DurationError, parse_duration};
 pub use log_level::check_log;
 pub use log_path::{LogPath, LogPathNames};
+pub use outside::{Budget, Outside, tightest};
 pub use problem::Problem;
 pub use ranks::{Rank, launcher_variables, local_ranks, passed_over, rank};
 pub use read::{nearest, no_setting, read_one};

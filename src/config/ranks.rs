@@ -1,4 +1,5 @@
-//! What launchers of several ranks say in the environment: which rank this is, how many share this host, and of which job.
+//! What launchers of several ranks say in the environment: which rank this is on its host and in the whole job, how many share this host, and of which
+//! job.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -13,6 +14,8 @@ struct Launcher {
     spread: Option<[&'static str; 2]>,
     /// What together tells the job from others on the host, and is the same for all its ranks.
     job: &'static [&'static str],
+    /// The rank's number in the whole job, from 0; then how many ranks the job has: the first of these that is set.
+    overall: &'static [&'static str],
     /// What its ranks alone have, where others of its processes have its counts and a number, too.
     only_ranks_have: Option<&'static str>,
 }
@@ -25,6 +28,7 @@ const LAUNCHERS: &[Launcher] = &[
         counts: &["LOCAL_WORLD_SIZE"],
         spread: None,
         job: &["TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"],
+        overall: &["RANK", "WORLD_SIZE"],
         only_ranks_have: None,
     },
     // Open MPI; its job has a name in version 5 and a number in version 4.
@@ -33,16 +37,25 @@ const LAUNCHERS: &[Launcher] = &[
         counts: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
         spread: None,
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
+        overall: &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
         only_ranks_have: None,
     },
     // Intel MPI, MPICH.
-    Launcher { rank: "MPI_LOCALRANKID", counts: &["MPI_LOCALNRANKS"], spread: None, job: &[], only_ranks_have: None },
+    Launcher {
+        rank: "MPI_LOCALRANKID",
+        counts: &["MPI_LOCALNRANKS"],
+        spread: None,
+        job: &[],
+        overall: &["PMI_RANK", "PMI_SIZE"],
+        only_ranks_have: None,
+    },
     // MVAPICH2.
     Launcher {
         rank: "MV2_COMM_WORLD_LOCAL_RANK",
         counts: &["MV2_COMM_WORLD_LOCAL_SIZE"],
         spread: None,
         job: &[],
+        overall: &["MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"],
         only_ranks_have: None,
     },
     // IBM's jsrun.
@@ -51,6 +64,7 @@ const LAUNCHERS: &[Launcher] = &[
         counts: &["JSM_NAMESPACE_LOCAL_SIZE"],
         spread: None,
         job: &["LSB_JOBID"],
+        overall: &["JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"],
         only_ranks_have: None,
     },
     // HPE's PALS.
@@ -59,6 +73,7 @@ const LAUNCHERS: &[Launcher] = &[
         counts: &["PALS_LOCAL_SIZE"],
         spread: None,
         job: &["PALS_APID"],
+        overall: &["PALS_RANKID"],
         only_ranks_have: None,
     },
     // Cray's PMI, under whatever launcher. Others' PMI gives a number in the whole job only (PMI_RANK), which says nothing of
@@ -68,6 +83,7 @@ const LAUNCHERS: &[Launcher] = &[
         counts: &["PMI_LOCAL_SIZE"],
         spread: None,
         job: &["PMI_JOBID"],
+        overall: &["PMI_RANK", "PMI_SIZE"],
         only_ranks_have: None,
     },
     Launcher {
@@ -75,6 +91,7 @@ const LAUNCHERS: &[Launcher] = &[
         counts: &[],
         spread: Some(["FLUX_JOB_SIZE", "FLUX_JOB_NNODES"]),
         job: &["FLUX_JOB_ID"],
+        overall: &["FLUX_TASK_RANK", "FLUX_JOB_SIZE"],
         only_ranks_have: None,
     },
     Launcher {
@@ -85,6 +102,7 @@ const LAUNCHERS: &[Launcher] = &[
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
         // The script of a job, and the shell of salloc, have the counts of the job that they begin, and the script is number 0. What
         // they start by themselves is one process that has all GPUs of the job.
+        overall: &["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"],
         only_ranks_have: Some("SLURM_STEP_ID"),
     },
 ];
@@ -93,7 +111,8 @@ const LAUNCHERS: &[Launcher] = &[
 pub fn launcher_variables() -> impl Iterator<Item = &'static str> {
     LAUNCHERS.iter().flat_map(|launcher| {
         let counts = launcher.counts.iter().chain(launcher.spread.iter().flatten());
-        std::iter::once(launcher.rank).chain(counts.copied()).chain(launcher.job.iter().copied())
+        let others = launcher.job.iter().chain(launcher.overall);
+        std::iter::once(launcher.rank).chain(counts.copied()).chain(others.copied())
     })
 }
 
@@ -108,6 +127,10 @@ pub struct Rank {
     pub ranks: Option<u32>,
     /// What tells the job from others on this host, where the launcher says.
     pub job: Option<String>,
+    /// Its number among the ranks of the whole job, from 0, where the launcher says.
+    pub overall: Option<u32>,
+    /// How many ranks the whole job has, where the launcher says.
+    pub overall_ranks: Option<u32>,
 }
 
 impl Launcher {
@@ -149,7 +172,12 @@ pub fn rank(vars: impl Iterator<Item = (OsString, OsString)>) -> Option<Rank> {
     let ranks = launcher.ranks(&said).map(|(_, ranks)| ranks);
     let job: Vec<&str> = launcher.job.iter().copied().filter_map(text).collect();
     let job = (!job.is_empty()).then(|| job.join(":"));
-    Some(Rank { variable: launcher.rank, number, ranks, job })
+    let counted = |name: &&'static str| text(name)?.trim().parse().ok();
+    let (overall, overall_ranks) = match launcher.overall {
+        [number, counts @ ..] => (counted(number), counts.iter().find_map(counted)),
+        [] => (None, None),
+    };
+    Some(Rank { variable: launcher.rank, number, ranks, job, overall, overall_ranks })
 }
 
 /// What launchers' variables say that is no number, and therefore passed over: the variable, its value, and what it should be.
@@ -212,11 +240,21 @@ mod tests {
         let slurm =
             [("SLURM_LOCALID", "0"), ("SLURM_TASKS_PER_NODE", "1"), ("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "2")];
         let of_slurm = rank_in(&slurm);
-        let expected = Rank { variable: "SLURM_LOCALID", number: 0, ranks: Some(1), job: Some("7:2".to_owned()) };
-        assert_eq!(of_slurm, Some(expected));
+        let none = (None, None);
+        let expected = |variable, number, ranks, job: &str, (overall, overall_ranks)| {
+            Some(Rank { variable, number, ranks, job: Some(job.to_owned()), overall, overall_ranks })
+        };
+        assert_eq!(of_slurm, expected("SLURM_LOCALID", 0, Some(1), "7:2", none));
+        let step = [("SLURM_PROCID", "5"), ("SLURM_NTASKS", "9"), ("SLURM_STEP_NUM_TASKS", "6")];
+        let of_step = rank_in(&[&slurm[..], &step].concat());
+        assert_eq!(of_step, expected("SLURM_LOCALID", 0, Some(1), "7:2", (Some(5), Some(6))));
         let both: Vec<_> = slurm.into_iter().chain([("LOCAL_RANK", "5"), ("MASTER_PORT", "29500")]).collect();
-        let expected = Rank { variable: "LOCAL_RANK", number: 5, ranks: None, job: Some("29500".to_owned()) };
-        assert_eq!(rank_in(&both), Some(expected));
+        assert_eq!(rank_in(&both), expected("LOCAL_RANK", 5, None, "29500", none));
+        // What Slurm counts are not torchrun's ranks.
+        let torchrun = [("RANK", "13"), ("WORLD_SIZE", "16")];
+        let inner = rank_in(&[&both[..], &step, &torchrun].concat());
+        assert_eq!(inner, expected("LOCAL_RANK", 5, None, "29500", (Some(13), Some(16))));
+        assert_eq!(rank_in(&[&both[..], &step].concat()), expected("LOCAL_RANK", 5, None, "29500", none));
         assert_eq!(rank_in(&[("LOCAL_RANK", "first"), ("LOCAL_WORLD_SIZE", "2")]), None);
     }
 
@@ -247,7 +285,8 @@ mod tests {
             let has = launcher.only_ranks_have.map(|has| (has, "9"));
             let vars: Vec<_> = [(launcher.rank, "3")].into_iter().chain(counts).chain(has).collect();
             let job = has.map(|(_, value)| value.to_owned());
-            assert_eq!(rank_in(&vars), Some(Rank { variable: launcher.rank, number: 3, ranks: Some(4), job }));
+            let told = rank_in(&vars).map(|rank| (rank.variable, rank.number, rank.ranks, rank.job));
+            assert_eq!(told, Some((launcher.rank, 3, Some(4), job)));
         }
     }
 

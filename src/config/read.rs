@@ -1,5 +1,6 @@
 //! From a process's variables to its settings, by the table.
 
+use crate::outside::Outside;
 use crate::problem::Problem;
 use crate::ranks::{launcher_variables, local_ranks};
 use crate::settings::Settings;
@@ -38,10 +39,14 @@ impl Settings {
     pub fn read(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<Settings, Vec<Problem>> {
         let mut settings = Settings::default();
         let mut problems = Vec::new();
-        let mut launcher = Vec::new();
+        let (mut launcher, mut outside) = (Vec::new(), Vec::new());
         for (name, value) in vars {
             if launcher_variables().any(|known| OsStr::new(known) == name) {
                 launcher.push((name, value));
+                continue;
+            }
+            if Outside::is_variable(&name) {
+                outside.push((name, value));
                 continue;
             }
             let name = name.to_string_lossy();
@@ -57,6 +62,7 @@ impl Settings {
             }
         }
         settings.local_ranks = local_ranks(launcher.into_iter());
+        settings.outside = Outside::read(outside.into_iter());
         if let Some(problem) = settings.contradiction() {
             // A list that was malformed has its own complaint already.
             if problems.iter().all(|known| known.name != "GPUPOOL_CONTEXT_DEVICES") {

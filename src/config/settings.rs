@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
 use crate::log_path::LogPath;
+use crate::outside::Outside;
 use crate::problem::Problem;
 use crate::size::{format_size, parse_size};
 
@@ -92,6 +93,8 @@ pub struct Settings {
     pub metrics: Toggle,
     /// The launcher's variable that says that several ranks of a job run on this host, and how many.
     pub local_ranks: Option<(&'static str, u32)>,
+    /// What others say in the environment that the process may use of a GPU.
+    pub outside: Vec<Outside>,
 }
 
 /// `GPUPOOL_FAR_LIMIT`.
@@ -151,6 +154,7 @@ impl Default for Settings {
             summary: Switch::default(),
             metrics: Toggle::On,
             local_ranks: None,
+            outside: Vec::new(),
         }
     }
 }

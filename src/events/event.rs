@@ -482,6 +482,13 @@ events! {
         /// How long the program stood still for it, from the moment when the first of it had left.
         microseconds: u64,
     }
+    /// Whoever watches over the machine's memory said that it is short (`MEMORY_PRESSURE_WATCH`), and what could be spared was given back.
+    MemoryPressure = "memory.pressure" (Memory, Info) {
+        /// Bytes of the pool's freed memory, on GPUs and on the host.
+        bytes: u64,
+        /// Bytes of freed pinned memory.
+        pinned: u64,
+    }
     /// A GPU is drained no more (`gpupool undrain`).
     GpuUndrain = "gpu.undrain" (Memory, Info) {
         /// The GPU.

@@ -171,6 +171,47 @@ fn read(root: &Path, version: Version, folder: PathBuf, is_innermost: bool) -> O
     Some(Group { folder, limit, used: number(used).unwrap_or(0).saturating_sub(cached) })
 }
 
+/// A limit on the memory of a device (the `dmem` controller), in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceGroup {
+    /// Where it was read: the file.
+    pub file: PathBuf,
+    /// The kernel's name of that memory, `drm/0000:03:00.0/vram0`.
+    pub region: String,
+    /// The most that the group may use of it.
+    pub limit: u64,
+}
+
+impl DeviceGroup {
+    /// Whether that memory is that of the device with this address (`0000:03:00.0`).
+    pub fn is_of(&self, pci: &str) -> bool {
+        !pci.is_empty() && self.region.split('/').any(|part| part.eq_ignore_ascii_case(pci))
+    }
+}
+
+/// The limits on memory of devices that hold for this process, the innermost group's first. What is not limited is left out.
+pub fn device_limits(root: &Path, mounts: &[Mount]) -> Vec<DeviceGroup> {
+    let text = fs::read(root.join("proc/self/cgroup")).ok();
+    let text = text.as_deref().unwrap_or(b"0::/\n");
+    let own = text.split(|byte| *byte == b'\n').filter_map(own_group).filter(|(version, _)| *version == Version::Two);
+    let folders = own.flat_map(|(version, path)| folders_of(root, mounts, version, &path));
+    let files = folders.map(|folder| folder.join("dmem.max"));
+    files.flat_map(|file| limits_in(&fs::read_to_string(inside(root, &file)).unwrap_or_default(), &file)).collect()
+}
+
+/// `drm/0000:03:00.0/vram0 1073741824`, or `max` in place of the number.
+fn limits_in(text: &str, file: &Path) -> Vec<DeviceGroup> {
+    let limit = |line: &str| {
+        let (region, limit) = line.trim().rsplit_once(' ')?;
+        Some(DeviceGroup { file: file.to_owned(), region: region.to_owned(), limit: limit.parse().ok()? })
+    };
+    text.lines().filter_map(limit).collect()
+}
+
+fn inside(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
 fn stated(stat: &str, name: &str) -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }

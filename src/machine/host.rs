@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::cgroup::{self, Group, Mount};
+use crate::cgroup::{self, DeviceGroup, Group, Mount};
 
 /// Bytes kept back from what is available, so that the host itself does not come under pressure.
 pub const KEPT_BACK: u64 = 2 << 30;
@@ -30,6 +30,11 @@ impl Host {
     /// The host of this process, or one that is described by the `proc` and `sys` folders under `root`.
     pub fn at(root: &Path) -> Self {
         Self { root: root.to_owned(), mounts: cgroup::mounts(root) }
+    }
+
+    /// The limits on memory of devices that hold for this process now (the `dmem` controller of control groups).
+    pub fn device_limits(&self) -> Vec<DeviceGroup> {
+        cgroup::device_limits(&self.root, &self.mounts)
     }
 
     /// What it has now. A process may be moved to another group, and limits change, so all of that is read anew.

@@ -11,7 +11,7 @@ mod host;
 mod nvml;
 mod uuid;
 
-pub use cgroup::Group;
+pub use cgroup::{DeviceGroup, Group};
 pub use host::{Host, KEPT_BACK, Memory};
 pub use nvml::{Fabric, GpuMemory, Nvml, RemappedRows, Xids};
 pub use uuid::{Uuid, dashed, from_text};

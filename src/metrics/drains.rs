@@ -7,7 +7,7 @@
 
 use crate::folder::{Folder, Refused, Roots, Why};
 use crate::model::uuid_text;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fchmod, fstat, lstat, mkdirat, openat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fchmod, fstat, lstat, mkdirat, openat, statat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -87,13 +87,24 @@ pub fn among(gpus: &[Uuid], roots: &Roots, page: Option<&Path>) -> Vec<Uuid> {
     gpus.iter().filter(is_drained).copied().collect()
 }
 
+/// What has come of [`say`].
+#[derive(Debug, Default)]
+pub struct Said {
+    /// The folders that say so now.
+    pub folders: Vec<PathBuf>,
+    /// Those where that failed.
+    pub refused: Vec<Refused>,
+    /// Whether any of them said otherwise before.
+    pub is_news: bool,
+}
+
 /// Says in every folder that this user may write to, for root in those of all users and the machine's, that a GPU is drained, or that it
-/// is no more. The folders that say so, and those where that failed.
+/// is no more. What has come of that.
 ///
 /// A session whose folder was set by hand (`XDG_RUNTIME_DIR` elsewhere than in `/run/user`) is one by itself: what is said there concerns
 /// nobody else, nor does it concern the session what others say, unless it is root for the whole machine.
-pub fn say(gpu: &Uuid, drained: bool, roots: &Roots) -> (Vec<PathBuf>, Vec<Refused>) {
-    let (mut told, mut refused) = (Vec::new(), Vec::new());
+pub fn say(gpu: &Uuid, drained: bool, roots: &Roots) -> Said {
+    let Said { mut folders, mut refused, mut is_news } = Said::default();
     // The folder of those who have no session, too.
     let without = Roots { session: None, ..roots.clone() };
     for roots in [roots, &without].into_iter().take(if roots.is_apart() { 1 } else { 2 }).filter(|_| drained) {
@@ -105,23 +116,25 @@ pub fn say(gpu: &Uuid, drained: bool, roots: &Roots) -> (Vec<PathBuf>, Vec<Refus
     let is_concerned = |folder: &Folder| !roots.is_apart() || concerned.iter().any(|path| path == folder.path());
     for folder in Folder::all(roots).0.into_iter().filter(is_concerned) {
         match write(folder.fd(), gpu, drained) {
-            Ok(()) => told.push(folder.path().to_owned()),
+            Ok(news) => {
+                is_news |= news;
+                folders.push(folder.path().to_owned());
+            }
             Err(error) => refused.push(Refused { path: folder.path().to_owned(), why: Why::Absent(error) }),
         }
     }
     if geteuid().is_root() && !roots.is_apart() {
         let path = || roots.run.join(MACHINE);
         match of_machine(roots, drained) {
-            Ok(folder) => {
-                if let Err(error) = write(folder.as_fd(), gpu, drained) {
-                    refused.push(Refused { path: path(), why: Why::Absent(error) });
-                }
-            }
+            Ok(folder) => match write(folder.as_fd(), gpu, drained) {
+                Ok(news) => is_news |= news,
+                Err(error) => refused.push(Refused { path: path(), why: Why::Absent(error) }),
+            },
             Err(Why::Absent(Errno::NOENT)) if !drained => {}
             Err(why) => refused.push(Refused { path: path(), why }),
         }
     }
-    (told, refused)
+    Said { folders, refused, is_news }
 }
 
 /// Where it is still said that a GPU is drained, which this user cannot unsay.
@@ -130,14 +143,16 @@ pub fn still_said(gpu: &Uuid, roots: &Roots) -> Option<PathBuf> {
     (is_trusted(&folder, 0) && is_said(&folder, 0, gpu)).then(|| folder.join(file_of(gpu)))
 }
 
-fn write(folder: BorrowedFd<'_>, gpu: &Uuid, drained: bool) -> Result<(), Errno> {
+/// Whether it was not so before.
+fn write(folder: BorrowedFd<'_>, gpu: &Uuid, drained: bool) -> Result<bool, Errno> {
     let name = file_of(gpu);
     if !drained {
         return match unlinkat(folder, &name, AtFlags::empty()) {
-            Err(Errno::NOENT) => Ok(()),
-            answer => answer,
+            Err(Errno::NOENT) => Ok(false),
+            answer => answer.map(|()| true),
         };
     }
+    let is_there = statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    openat(folder, &name, flags, Mode::from_raw_mode(0o644)).map(drop)
+    openat(folder, &name, flags, Mode::from_raw_mode(0o644)).map(|_| !is_there)
 }

@@ -6,7 +6,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The version of the layout.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The size of a page in bytes, whatever it holds.
 pub const BYTES: usize = 64 << 10;
 /// The first bytes of every page. A machine of the other byte order does not find them.
@@ -149,9 +149,13 @@ pub(crate) struct Header {
     pub rank: i32,
     /// Ranks of the job on this host; 0 where that is not known.
     pub world: u32,
-    pub reserved: u32,
+    /// As `rank`, of the job on all hosts.
+    pub job_rank: i32,
     /// Microseconds since the epoch.
     pub created: u64,
+    /// As `world`, of the job on all hosts.
+    pub job_world: u32,
+    pub reserved: u32,
     pub library: Text<16>,
     pub name: Text<64>,
     pub command: Text<256>,

@@ -15,9 +15,11 @@
 //!
 //! Architecture Invariant: the page never grows, and nobody who writes it ever waits for a reader.
 
+mod door;
 pub mod drains;
 pub mod folder;
 mod layout;
+mod line;
 #[cfg(not(loom))]
 mod map;
 mod model;
@@ -30,7 +32,9 @@ mod sync;
 #[cfg(all(test, loom))]
 mod models;
 
+pub use door::Door;
 pub use layout::{BYTES, Counter, VERSION};
+pub use line::Standing;
 #[cfg(not(loom))]
 pub use map::{Map, NoPage, ring};
 pub use model::{

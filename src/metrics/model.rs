@@ -21,6 +21,10 @@ pub struct Process {
     pub rank: Option<u32>,
     /// How many ranks that job has on this host.
     pub world: Option<u32>,
+    /// Its number among the ranks of the whole job, on all hosts.
+    pub job_rank: Option<u32>,
+    /// How many ranks the whole job has.
+    pub job_world: Option<u32>,
     /// When the page was made.
     pub created: u64,
     /// The version of gpupool.
@@ -422,8 +426,10 @@ impl From<&Process> for layout::Header {
             pid,
             rank: or_none(process.rank),
             world: process.world.unwrap_or(0),
-            reserved: 0,
+            job_rank: or_none(process.job_rank),
             created: process.created,
+            job_world: process.job_world.unwrap_or(0),
+            reserved: 0,
             library: text(&process.library),
             name: text(&process.name),
             command: text(&process.command),
@@ -444,6 +450,8 @@ impl From<&layout::Header> for Process {
             identity: header.into(),
             rank: number(header.rank),
             world: Some(header.world).filter(|world| *world > 0),
+            job_rank: number(header.job_rank),
+            job_world: Some(header.job_world).filter(|world| *world > 0),
             created: header.created,
             library: read_text(&header.library),
             name: read_text(&header.name),

@@ -129,6 +129,9 @@ impl Identity {
             _ => {}
         }
         match look(&format!("/proc/{}/stat", self.pid)) {
+            Ok(Some(stat)) if stat.state == b'Z' && has_living_thread(self.pid) => {
+                self.judge(Stat { state: b'S', ..stat })
+            }
             Ok(Some(stat)) => self.judge(stat),
             Ok(None) => Life::Unknown,
             // The latter: it ended between the opening and the reading.
@@ -151,6 +154,13 @@ impl Identity {
             Life::Running
         }
     }
+}
+
+/// Whether a thread of a process lives whose main thread has left (`pthread_exit`): the system tells of the process what it tells of that one, which is over.
+fn has_living_thread(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let state = |thread: fs::DirEntry| look(&thread.path().join("stat").to_string_lossy()).ok().flatten();
+    threads.filter_map(state).any(|stat| !matches!(stat.state, b'Z' | b'X'))
 }
 
 const NO_SUCH_PROCESS: i32 = 3;

@@ -2,7 +2,7 @@
 
 use crate::artifact_folder;
 use crate::run::{LOG, SESSION};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output};
 use tempfile::TempDir;
@@ -23,7 +23,9 @@ impl Running {
         self.tell(line);
         let mut answer = String::new();
         let read = self.output.read_line(&mut answer).unwrap_or_else(|e| panic!("no answer to {line}: {e}"));
-        assert!(read > 0, "it ended instead of answering {line}");
+        if read == 0 {
+            panic!("it ended instead of answering {line}: {}", self.ended());
+        }
         answer.trim_end().to_owned()
     }
 
@@ -31,7 +33,20 @@ impl Running {
     #[track_caller]
     pub fn tell(&mut self, line: &str) {
         let Some(input) = &mut self.input else { panic!("its input was closed") };
-        input.write_all(format!("{line}\n").as_bytes()).unwrap_or_else(|e| panic!("it does not hear {line}: {e}"));
+        if let Err(error) = input.write_all(format!("{line}\n").as_bytes()) {
+            panic!("it does not hear {line}: {error}: {}", self.ended());
+        }
+    }
+
+    /// What became of it that has closed its end of a pipe; and its log stays for whoever looks into that.
+    fn ended(&mut self) -> String {
+        drop(self.input.take());
+        let status = self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+        let mut said = String::new();
+        let _ = self.output.read_to_string(&mut said);
+        let folder = self.folder.path().display().to_string();
+        self.folder.disable_cleanup(true);
+        format!("{status}; it said {said:?}; its files are in {folder}")
     }
 
     /// The process's number.
@@ -60,6 +75,18 @@ impl Running {
     pub fn signal(&self, signal: i32) {
         // SAFETY: kill has no preconditions; the child was not waited for, so the number is its.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    /// Kills it, and waits until its last thread is gone: /proc calls a process a zombie as soon as its main thread is
+    /// over. What it leaves stays for [`Self::end`], its number too.
+    pub fn kill(&self) {
+        self.signal(libc::SIGKILL);
+        // SAFETY: a siginfo_t of zeros is one, and waitid writes one to it; WNOWAIT leaves the child to be waited for.
+        let waited = unsafe {
+            let mut what: libc::siginfo_t = std::mem::zeroed();
+            libc::waitid(libc::P_PID, self.child.id(), &mut what, libc::WEXITED | libc::WNOWAIT)
+        };
+        assert_eq!(waited, 0, "{}", std::io::Error::last_os_error());
     }
 
     /// Waits for its end, which the end of its input brings about.

@@ -35,8 +35,28 @@ impl Traced {
 
     /// It goes on until it has slept twice as the gate lets it, without anything having ended that, and stands behind the second time.
     pub fn sleeps_twice(&self) {
-        let (mut calls, mut slept) = (None, 0);
+        let mut slept = 0;
         while slept < 2 {
+            let (call, _, answer) = self.next_call();
+            let is_sleep = matches!(call, libc::SYS_clock_nanosleep | libc::SYS_ppoll);
+            slept = if is_sleep && answer == 0 { slept + 1 } else { 0 };
+        }
+    }
+
+    /// It goes on until a system call of this number, of which what it is given `is_meant`, has ended, and stands behind that.
+    pub fn ends_call(&self, number: i64, is_meant: impl Fn(&[u64; 6]) -> bool) {
+        loop {
+            let (call, given, _) = self.next_call();
+            if call == number && is_meant(&given) {
+                return;
+            }
+        }
+    }
+
+    /// It goes on until its next system call has ended: the number of that, what it was given, and what it answered.
+    fn next_call(&self) -> (i64, [u64; 6], i64) {
+        let mut call = None;
+        loop {
             self.ask(libc::PTRACE_SYSCALL, 0, 0).unwrap_or_else(|e| panic!("thread {} goes on no more: {e}", self.0));
             if self.stops() != libc::SIGTRAP | 0x80 {
                 continue;
@@ -47,12 +67,13 @@ impl Traced {
             asked.unwrap_or_else(|e| panic!("what thread {} does is not told: {e}", self.0));
             if info.op == libc::PTRACE_SYSCALL_INFO_ENTRY {
                 // SAFETY: that is what it says of a call that begins.
-                calls = Some(unsafe { info.u.entry.nr } as i64);
-            } else if info.op == libc::PTRACE_SYSCALL_INFO_EXIT {
+                let entry = unsafe { info.u.entry };
+                call = Some((entry.nr as i64, entry.args));
+            } else if info.op == libc::PTRACE_SYSCALL_INFO_EXIT
+                && let Some((number, given)) = call.take()
+            {
                 // SAFETY: that is what it says of a call that ends.
-                let answer = unsafe { info.u.exit.sval };
-                let is_sleep = matches!(calls.take(), Some(libc::SYS_clock_nanosleep | libc::SYS_ppoll));
-                slept = if is_sleep && answer == 0 { slept + 1 } else { 0 };
+                return (number, given, unsafe { info.u.exit.sval });
             }
         }
     }
@@ -60,7 +81,13 @@ impl Traced {
 
 impl Drop for Traced {
     fn drop(&mut self) {
-        // Its process may have been killed.
-        let _ = self.ask(libc::PTRACE_DETACH, 0, 0);
+        if self.ask(libc::PTRACE_DETACH, 0, 0).is_err() {
+            // Its process has been killed, or ends; and has not before whoever traces it has heard of that.
+            let mut status = 0;
+            // SAFETY: the status is a local.
+            while unsafe { libc::waitpid(self.0, &raw mut status, libc::__WALL) } == self.0 && libc::WIFSTOPPED(status)
+            {
+            }
+        }
     }
 }

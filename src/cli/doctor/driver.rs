@@ -7,7 +7,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use gpupool_config::{Lenders, Settings, format_size};
+use gpupool_config::{Budget, Lenders, Outside, Settings, format_size, tightest};
+use gpupool_machine::Host;
 use serde_json::json;
 
 use super::check::Check;
@@ -42,8 +43,40 @@ pub fn checks() -> (Vec<Check>, Option<Vec<u64>>) {
     let totals = probe.gpus.iter().map(|gpu| gpu.total).collect();
     let mut checks = vec![driver(&probe), gpus(&probe), links(&probe), vmm(&probe), host_numa(&probe)];
     checks.extend(lenders(&probe));
+    checks.extend(budgets(&probe, Path::new("/")));
     checks.extend(fabric::check(&probe, Path::new("/")));
     (checks, Some(totals))
+}
+
+/// The smallest bound on each GPU that somebody sets, where anybody does: `GPUPOOL_LIMIT`, control groups (`dmem`), MPS and HAMi.
+fn budgets(probe: &Probe, root: &Path) -> Option<Check> {
+    // Settings that cannot be read are another check's finding; without them the defaults are told.
+    let settings = Settings::read(std::env::vars_os()).unwrap_or_default();
+    let groups = Host::at(root).device_limits();
+    let of = |(gpu, known): (u32, &Gpu)| {
+        let groups = groups.iter().filter(|group| group.is_of(&known.pci));
+        let groups = groups.map(|group| Budget { bytes: group.limit, source: group.file.display().to_string() });
+        let own = settings.limit.of(gpu).map(|bytes| Budget { bytes, source: "GPUPOOL_LIMIT".to_owned() });
+        // What is no less than there is binds nobody.
+        let budget = tightest(&settings.outside, gpu, groups.chain(own)).filter(|budget| budget.bytes < known.total)?;
+        Some((gpu, budget, known.total))
+    };
+    let unread = Outside::unread(std::env::vars_os());
+    if !unread.is_empty() {
+        let words = format!("{} is no limit that gpupool can read", unread.join(", "));
+        let advice = "write 0=4G,1=512M (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT) or 4g (CUDA_DEVICE_MEMORY_LIMIT); GPUPOOL_LIMIT does the same";
+        return Some(Check::finding("budgets", words, advice));
+    }
+    let all: Vec<(u32, Budget, u64)> = (0..).zip(&probe.gpus).filter_map(of).collect();
+    if all.is_empty() {
+        return None;
+    }
+    let words = all.iter().map(|(gpu, Budget { bytes, source }, total)| {
+        format!("{source} lets a process use {} of the {} of GPU {gpu}", format_size(*bytes), format_size(*total))
+    });
+    let facts =
+        all.iter().map(|(gpu, Budget { bytes, source }, _)| json!({"gpu": gpu, "bytes": bytes, "source": source}));
+    Some(Check::fine("budgets", words.collect::<Vec<_>>().join("; ")).facts(json!(facts.collect::<Vec<_>>())))
 }
 
 /// Starts this program once more to ask, and waits for its answer.

@@ -282,3 +282,18 @@ fn limits_that_change_and_processes_that_move_are_followed() {
     let _tree = tree.file("proc/self/cgroup", "0::/second\n");
     assert_eq!(host.memory().total(), Some(4 * GIB));
 }
+
+#[test]
+fn memory_of_devices_is_limited_by_each_group_around_the_process() {
+    let tree = Tree::new(TWO, "0::/job/step\n")
+        .file("sys/fs/cgroup/job/dmem.max", "drm/0000:03:00.0/vram0 1073741824\ndrm/0000:0a:00.0/vram0 max\n")
+        .file("sys/fs/cgroup/job/step/dmem.max", "drm/0000:03:00.0/vram0 max\ndrm/0000:0a:00.0/vram0 4096\nnonsense\n")
+        .file("sys/fs/cgroup/other/dmem.max", "drm/0000:03:00.0/vram0 1\n");
+    let all = Host::at(tree.0.path()).device_limits();
+    let of = |pci: &str| all.iter().filter(|group| group.is_of(pci)).map(|group| group.limit).collect::<Vec<_>>();
+    assert_eq!(
+        (of("0000:03:00.0"), of("0000:0A:00.0"), of("0000:04:00.0"), of("")),
+        (vec![GIB], vec![4096], vec![], vec![])
+    );
+    assert_eq!(all[0].file, Path::new("/sys/fs/cgroup/job/step/dmem.max"));
+}

@@ -44,6 +44,8 @@ fn process(identity: Identity) -> Process {
         identity,
         rank: None,
         world: None,
+        job_rank: None,
+        job_world: None,
         created: 0,
         library: "0.1.0".to_owned(),
         name: "python".to_owned(),
@@ -256,10 +258,12 @@ fn a_gpu_is_drained_where_its_owner_or_root_says_so_and_until_it_is_unsaid() {
     let among = || drains::among(&gpus, &roots, None);
     assert_eq!(among(), [[0; 16]; 0]);
     assert!(!machine.path("session/gpupool").exists(), "who only looks makes nothing");
-    let (told, refused) = drains::say(&gpus[1], true, &roots);
+    let drains::Said { folders: told, refused, is_news } = drains::say(&gpus[1], true, &roots);
+    assert!(is_news);
     assert!(told == [machine.path("session/gpupool")] && refused.is_empty(), "{told:?} {refused:?}");
     assert_eq!(among(), [gpus[1]]);
-    assert!(drains::say(&gpus[1], true, &roots).1.is_empty(), "it is so already");
+    let again = drains::say(&gpus[1], true, &roots);
+    assert!(again.refused.is_empty() && !again.is_news, "it is so already");
     // What is no file says nothing, and is not written to.
     let name =
         |gpu: u8| format!("GPU-{0}{0}{0}{0}-{0}{0}-{0}{0}-{0}{0}-{0}{0}{0}{0}{0}{0}.drained", format!("{gpu:02x}"));
@@ -267,7 +271,7 @@ fn a_gpu_is_drained_where_its_owner_or_root_says_so_and_until_it_is_unsaid() {
     symlink(&outside, machine.path("session/gpupool").join(name(1))).unwrap();
     fs::create_dir(machine.path("session/gpupool").join(name(3))).unwrap();
     assert_eq!(among(), [gpus[1]]);
-    assert_eq!(drains::say(&gpus[0], true, &roots).1.len(), 1);
+    assert_eq!(drains::say(&gpus[0], true, &roots).refused.len(), 1);
     assert!(!outside.exists());
     // A session that somebody made by hand is none of the machine's.
     let others = ["run/gpupool.drained", "run/gpupool", "tmp/gpupool-0"].map(|name| machine.path(name).exists());
@@ -277,8 +281,9 @@ fn a_gpu_is_drained_where_its_owner_or_root_says_so_and_until_it_is_unsaid() {
     let folder = Folder::own(&elsewhere).unwrap().0;
     fs::write(folder.path().join(name(1)), "").unwrap();
     assert_eq!(drains::among(&gpus, &roots, Some(folder.path())), [gpus[0], gpus[1]]);
-    assert!(drains::say(&gpus[1], false, &roots).1.is_empty());
-    assert!(drains::say(&gpus[1], false, &roots).1.is_empty(), "it is so already");
+    assert!(drains::say(&gpus[1], false, &roots).is_news);
+    let again = drains::say(&gpus[1], false, &roots);
+    assert!(again.refused.is_empty() && !again.is_news, "it is so already");
     assert_eq!(among(), [[0; 16]; 0]);
 }
 
@@ -286,7 +291,7 @@ fn a_gpu_is_drained_where_its_owner_or_root_says_so_and_until_it_is_unsaid() {
 fn what_root_says_in_the_folder_of_the_machine_counts_for_everybody_and_what_others_put_there_does_not() {
     let machine = Machine::new();
     let (roots, gpu) = (Roots { session: None, ..machine.roots() }, [7; 16]);
-    let refused = drains::say(&gpu, true, &roots).1;
+    let refused = drains::say(&gpu, true, &roots).refused;
     assert!(refused.is_empty(), "{refused:?}");
     assert_eq!(drains::among(&[gpu], &roots, None), [gpu]);
     let folder = machine.path("run/gpupool.drained");
@@ -305,6 +310,6 @@ fn what_root_says_in_the_folder_of_the_machine_counts_for_everybody_and_what_oth
     chown(&folder, Some(65534), None).unwrap();
     assert_eq!(drains::among(&[gpu], &roots, None), [[0; 16]; 0], "another user's");
     chown(&folder, Some(0), None).unwrap();
-    assert!(drains::say(&gpu, false, &roots).1.is_empty());
+    assert!(drains::say(&gpu, false, &roots).refused.is_empty());
     assert_eq!((drains::among(&[gpu], &roots, None), drains::still_said(&gpu, &roots)), (Vec::new(), None));
 }

@@ -36,6 +36,8 @@ fn process() -> Process {
         identity: Identity { boot: [3; 16], started: 77, namespace: 4_026_531_836, image: 140_736, pid: 812 },
         rank: Some(1),
         world: Some(4),
+        job_rank: Some(9),
+        job_world: Some(16),
         created: 1_700_000_000_000_000,
         library: "0.1.0".to_owned(),
         name: "python3.13".to_owned(),
@@ -263,7 +265,7 @@ fn a_newer_layout_is_named_and_still_says_whose_it_is() {
     assert!(matches!(error, Unreadable::Version(found) if found == VERSION + 1));
     assert_eq!(
         error.to_string(),
-        "its layout has version 6, and this gpupool reads version 5; use the gpupool that is as new as the program's"
+        "its layout has version 7, and this gpupool reads version 6; use the gpupool that is as new as the program's"
     );
     assert_eq!(identify(&bytes[..]).unwrap(), process().identity);
     bytes[0] ^= 1;

@@ -10,7 +10,7 @@ use crate::serve::ipc::Own;
 use crate::suspend::vacate::{self, Rest, Vacated};
 use crate::suspend::{self, Agreement, Alone};
 use gpupool_wire::Socket;
-use gpupool_wire::control::{self, Reply, Request, Stayed, Stored};
+use gpupool_wire::control::{self, Reply, Request, Stayed, Stored, Together};
 use gpupool_wire::socket::Failure;
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,6 +25,8 @@ const THREAD: &str = "gpupool-image";
 const TO_ASK: Duration = Duration::from_secs(2);
 /// How long a program that was stopped with others waits for the word that they have stopped too.
 const TO_AGREE: Duration = Duration::from_secs(5);
+/// As long, where some of them are on other hosts, and commands ask each other by files of a shared folder: they give up before that.
+const TO_AGREE_APART: Duration = Duration::from_secs(15);
 /// How long one whose memory is copied waits for those whose is not: these may have to write to a disk.
 const TO_FOLLOW: Duration = Duration::from_secs(600);
 /// The longest that anybody waits for a program's work to be over.
@@ -50,7 +52,9 @@ pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
     suspend::keep_empty();
     // Whoever resumes it finds it by its page.
     if last::has_main_left() {
-        suspend::resume_unreachable("its main thread has left, and no command takes it for a running process");
+        suspend::resume_unreachable(
+            "its main thread has left, and the system finds its memory no more, by which a command calls it",
+        );
     } else if !Published::own().is_some_and(Published::is_found) {
         suspend::resume_unreachable("its metrics page is gone, no longer to be seen by its user, or written over");
     }
@@ -114,7 +118,7 @@ fn teller(socket: &Socket<Own>) -> impl FnMut(u64, u64) + '_ {
 
 /// Has an image written by a thread of its own, which has this one's signals, all of them blocked. It takes minutes, and this thread has others to
 /// answer.
-fn begin_image(asked: Asked, deadline: Instant, together: bool, socket: Socket<Own>) {
+fn begin_image(asked: Asked, deadline: Instant, together: Together, socket: Socket<Own>) {
     let socket = Arc::new(socket);
     let to_answer = Arc::clone(&socket);
     let write = move || {
@@ -161,11 +165,28 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
         Request::Suspend { target, patience, together } => {
             let deadline = within(patience);
             if last::has_main_left() {
-                return Reply::Refused { why: "its main thread has left, so that nobody could resume it".to_owned() };
+                return Reply::Refused {
+                    why: "its main thread has left, so that nobody could call it to resume it".to_owned(),
+                };
             }
-            conducted(socket, deadline, together, |agreement, is_wanted| {
+            // It would stand still in the middle, and be lost if the program ended.
+            if checkpoint::is_under_way() {
+                return Reply::Refused {
+                    why: "an image of it is being written (gpupool checkpoint); once that is there, suspend it"
+                        .to_owned(),
+                };
+            }
+            let together = if together { Together::Host } else { Together::Alone };
+            let done = conducted(socket, deadline, together, |agreement, is_wanted| {
                 suspend::suspend(&target, deadline, is_wanted, agreement, &mut progress)
-            })
+            });
+            // Who was interrupted before the answer has asked for nothing, and nobody else knows that it is to be resumed.
+            if done.is_ok() && !is_wanted() {
+                let back = suspend::resume(&mut |_, _| {});
+                let why = back.err().map_or_else(String::new, |why| format!(", and it could not be resumed: {why}"));
+                return Reply::Refused { why: format!("whoever asked for it has gone{why}") };
+            }
+            done
         }
         Request::Resume => suspend::resume(&mut progress),
         Request::Close | Request::Open | Request::Go => {
@@ -218,12 +239,14 @@ fn left(done: Result<Vacated, String>) -> Reply {
 fn conducted<T>(
     socket: &Socket<Own>,
     deadline: Instant,
-    together: bool,
+    together: Together,
     act: impl FnOnce(&mut dyn Agreement, &dyn Fn() -> bool) -> T,
 ) -> T {
-    let is_agreed = Cell::new(!together);
-    let mut conducted = Conducted { socket, deadline, is_agreed: &is_agreed, tries: 0 };
-    let agreement: &mut dyn Agreement = if together { &mut conducted } else { &mut Alone };
+    let is_alone = together == Together::Alone;
+    let is_agreed = Cell::new(is_alone);
+    let to_agree = if together == Together::Hosts { TO_AGREE_APART } else { TO_AGREE };
+    let mut conducted = Conducted { socket, deadline, to_agree, is_agreed: &is_agreed, tries: 0 };
+    let agreement: &mut dyn Agreement = if is_alone { &mut Alone::default() } else { &mut conducted };
     // Until then its end is seen where its words are waited for, which nobody else may read.
     act(agreement, &|| if is_agreed.get() { is_there(socket) } else { socket.is_there() })
 }
@@ -232,6 +255,8 @@ fn conducted<T>(
 struct Conducted<'a> {
     socket: &'a Socket<Own>,
     deadline: Instant,
+    /// How long the word that all have stopped may take.
+    to_agree: Duration,
     /// Nothing more is to be said.
     is_agreed: &'a Cell<bool>,
     tries: u32,
@@ -259,7 +284,7 @@ impl Agreement for Conducted<'_> {
 
     fn may_close(&mut self) -> bool {
         loop {
-            match self.word(self.deadline + TO_AGREE) {
+            match self.word(self.deadline + self.to_agree) {
                 Some(Request::Close) => return true,
                 // It said so to all, also to those that had not stopped.
                 Some(Request::Open) => {}
@@ -270,7 +295,7 @@ impl Agreement for Conducted<'_> {
 
     fn is_quiet(&mut self) -> bool {
         say(self.socket, &Reply::Quiet.encode());
-        self.is_agreed.set(matches!(self.word(Instant::now() + TO_AGREE), Some(Request::Go)));
+        self.is_agreed.set(matches!(self.word(Instant::now() + self.to_agree), Some(Request::Go)));
         self.is_agreed.get()
     }
 

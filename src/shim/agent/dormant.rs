@@ -4,6 +4,7 @@
 //! What counts is what the library counts in any case: launches, copies, other submitted work, allocations. A program that is about to
 //! work again loses the time that its memory takes to leave and to come back, once in that time at most.
 
+use crate::checkpoint;
 use crate::log;
 use crate::process;
 use crate::suspend::{self, Target};
@@ -53,7 +54,7 @@ impl Dormant {
         let counted = used();
         if counted != self.counted.0 {
             self.counted = (counted, now);
-        } else if now - self.counted.1 >= self.after {
+        } else if now - self.counted.1 >= self.after && !checkpoint::is_under_way() {
             // What keeps it from that may be over by then.
             self.counted.1 = now;
             let folder = process::settings().idle_suspend_to.clone();

@@ -112,7 +112,7 @@ pub fn undrain(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vacated, String> {
-    let still = "the GPU is still drained for it: another user said so (root), or a file of that name is left";
+    let still = "the GPU is still drained for it: somebody else said so (root, or a gpupool drain just now), or a file of that name is left";
     let Some(ordinal) = seen_as(gpu, false, || still.to_owned())? else { return Ok(Vacated::default()) };
     Ok(vacate::come_back(ordinal, deadline, is_wanted, progress))
 }

@@ -1,11 +1,12 @@
 //! When freed memory goes home (`GPUPOOL_IDLE`): what nobody used for that time; what is free once the program has freed most of
-//! what it had held for long ([`super::ebb`]); and what is free on a GPU that is nearly full while others use it, too.
+//! what it had and held it for long or asks for nothing since ([`super::ebb`]); and what is free on a GPU that is nearly full while
+//! others use it, too.
 //!
-//! Where no freed memory is held nothing is looked at until something changes. Where some is, the agent looks once a second at
+//! Where no freed memory is held nothing is looked at until something changes. Where some is, the agent looks twice a second at
 //! most, or as often as a short time of the user's asks for.
 //!
 //! The last two are guesses that the memory is not wanted soon. Where most of it is made anew within the time that it could have
-//! stayed, the guess was wrong, and the program does such things: it pays for that once, and from then on only time counts.
+//! stayed, the guess was wrong, and the program does such things: it pays for that once, and from then on that sign of the two does not count.
 
 use super::ebb::Ebb;
 use crate::backing::open;
@@ -19,8 +20,9 @@ use gpupool_pool::{FreedMemory, Place};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// The longest and the shortest time between two looks while there is something to look for.
-const LONGEST: Duration = Duration::from_secs(1);
+/// The longest and the shortest time between two looks while there is something to look for. Two of them see that a program freed
+/// what it had and rests: that is a second.
+const LONGEST: Duration = Duration::from_millis(500);
 const SHORTEST: Duration = Duration::from_millis(100);
 /// The least time between two questions to NVML.
 const QUESTIONS: Duration = Duration::from_secs(1);
@@ -38,9 +40,29 @@ pub fn is_wanted() -> bool {
 /// Everything that goes home, period.
 const ALL: u32 = u32::MAX;
 
+/// Why memory goes before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sign {
+    /// The program has freed most of what it had: what it had held for long, or all at once, with nothing asked for since.
+    Fell,
+    /// Its GPU is nearly full while others use it, too.
+    Others,
+}
+
+impl Sign {
+    /// What the log calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Sign::Fell => "fell",
+            Sign::Others => "others",
+        }
+    }
+}
+
 /// Memory that went before its time.
 #[derive(Clone, Copy, Debug)]
 struct Early {
+    sign: Sign,
     at: Instant,
     bytes: u64,
     /// What the pool held after it.
@@ -60,8 +82,8 @@ pub struct Home {
     /// There is an NVML to ask.
     asks: bool,
     early: Option<Early>,
-    /// No guess was wrong yet.
-    guesses: bool,
+    /// The signs by which no guess was wrong yet.
+    believed: Vec<Sign>,
 }
 
 impl Home {
@@ -77,7 +99,7 @@ impl Home {
             asked: None,
             asks: true,
             early: None,
-            guesses: true,
+            believed: vec![Sign::Fell, Sign::Others],
         })
     }
 
@@ -91,21 +113,27 @@ impl Home {
         }
         let freed = idle::freed()?;
         self.looked = Some(now);
-        self.ebb.note(now, freed.live_bytes, freed.least_live_bytes, self.heard);
+        self.ebb.note(now, &freed, self.heard);
         self.heard = bell::is_listening();
         self.learn(&freed, now);
         if !freed.is_any() {
             return None;
         }
-        if self.guesses && self.ebb.has_fallen(now) {
-            self.ebb.forget();
-            self.return_early(None, now, "fell", "the program has freed most of what it had held for long");
+        if self.believed.contains(&Sign::Fell) {
+            let held_long =
+                self.ebb.has_fallen(now).then_some("the program has freed most of what it had held for long");
+            let rests =
+                self.ebb.rests().then_some("the program has freed most of what it had, and asks for nothing since");
+            if let Some(why) = held_long.or(rests) {
+                self.ebb.forget();
+                self.return_early(None, now, Sign::Fell, why);
+            }
         }
         self.return_to_others(&freed, now);
         self.return_unused(now);
         // Asked anew: what went is nothing to wake for.
         let is_any = idle::freed().is_some_and(|freed| freed.is_any());
-        is_any.then(|| if self.asks { step } else { step.max(self.idle / PERIODS) })
+        is_any.then(|| if self.asks || self.ebb.is_low() { step } else { step.max(self.idle / PERIODS) })
     }
 
     fn return_unused(&mut self, now: Instant) {
@@ -132,17 +160,18 @@ impl Home {
     }
 
     /// Returns what is free, used of late or not.
-    fn return_early(&mut self, place: Option<Place>, now: Instant, why: &str, text: &str) {
+    fn return_early(&mut self, place: Option<Place>, now: Instant, sign: Sign, text: &str) {
         self.begin_period(now);
-        let bytes = idle::give_back_unused(place, ALL, why, text);
+        let bytes = idle::give_back_unused(place, ALL, sign.name(), text);
         if bytes > 0 {
-            self.early = idle::freed().map(|freed| Early { at: now, bytes, held: freed.held });
+            self.early = idle::freed().map(|freed| Early { sign, at: now, bytes, held: freed.held });
         }
     }
 
     /// GPUs that others use, and that are nearly full, get what is free there.
     fn return_to_others(&mut self, freed: &FreedMemory, now: Instant) {
-        if !self.guesses || !self.asks || self.asked.is_some_and(|asked| now - asked < QUESTIONS) {
+        let is_believed = self.believed.contains(&Sign::Others);
+        if !is_believed || !self.asks || self.asked.is_some_and(|asked| now - asked < QUESTIONS) {
             return;
         }
         let Some(plan) = open::plan_made() else { return };
@@ -163,17 +192,18 @@ impl Home {
         };
         for gpu in wanted {
             let text = format!("GPU {gpu} is nearly full, and others use it, too");
-            self.return_early(Some(Place::Gpu(gpu)), now, "others", &text);
+            self.return_early(Some(Place::Gpu(gpu)), now, Sign::Others, &text);
         }
     }
 
     /// Was what went early made anew before it would have gone in any case?
     fn learn(&mut self, freed: &FreedMemory, now: Instant) {
-        let Some(Early { at, bytes, held }) = self.early else { return };
-        if freed.held.saturating_sub(held) >= bytes / 2 {
-            self.guesses = false;
+        let Some(Early { sign, at, bytes, held }) = self.early else { return };
+        let was_wrong = freed.held.saturating_sub(held) >= bytes / 2;
+        if was_wrong {
+            self.believed.retain(|it| *it != sign);
         }
-        if now - at > self.idle || !self.guesses {
+        if now - at > self.idle || was_wrong {
             self.early = None;
         }
     }

@@ -140,7 +140,9 @@ fn place(usage: &PlaceUsage) -> Place {
     let reserve = backing::open::plan_made().and_then(|plan| plan.members.get(&number)).copied();
     let reserve = reserve.filter(|_| matches!(place, Where::Gpu(_))).unwrap_or(0);
     // What is charged to the place is less: without a limit nothing of it is.
-    let own = handles::by_hand::bytes_at(place);
+    // What of it is in plain memory is the host's, as of the pool's.
+    let kept = if place == Where::Host(0) { handles::by_hand::bytes_at(Where::Pageable) } else { 0 };
+    let own = handles::by_hand::bytes_at(place) + kept;
     // What a disk takes is the disk's to say.
     let limit = if on_disk { peak_used } else { limit };
     let drained = matches!(place, Where::Gpu(_)) && backing::terms::is_drained(number);

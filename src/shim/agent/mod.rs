@@ -1,7 +1,7 @@
 //! The agent: the one thread of ours in a process, from its first allocation on.
 //!
 //! It keeps the metrics page (`gpupool_metrics`), and serves other processes the blocks that this one exported
-//! ([`crate::serve::ipc`]), returns freed memory that nobody needs (`home.rs`), and sees that GPUs which
+//! ([`crate::serve::ipc`]), returns freed memory that nobody needs (`home.rs`) or that the machine lacks (`pressure.rs`), and sees that GPUs which
 //! only lend memory stay awake, where that is wanted (`lenders.rs`). All signals are blocked on it. It never makes a context and asks the driver nothing that needs one.
 //!
 //! It looks at what has changed at most once a second, and sleeps without waking once two looks found nothing new
@@ -31,6 +31,7 @@ mod last;
 mod launch;
 mod lenders;
 mod look;
+mod pressure;
 mod set;
 
 pub use last::watch_main_thread;
@@ -53,6 +54,7 @@ use lenders::Awake;
 use look::Look;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
+use pressure::Pressure;
 use std::fmt::Display;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -108,6 +110,7 @@ static RUNS: Mutex<bool> = Mutex::new(false);
 /// Hooks take part in this process: from its first allocation on there is an agent.
 pub fn prepare() {
     lenders::prepare();
+    pressure::prepare();
     recall::ask::prepare();
     bell::at_first(at_first_allocation);
     ipc::on_export(start);
@@ -116,7 +119,7 @@ pub fn prepare() {
 /// Something was allocated for the first time.
 fn at_first_allocation() {
     let has_page = process::settings().metrics == Toggle::On;
-    let has_work = home::is_wanted() || lenders::is_wanted() || dormant::is_wanted();
+    let has_work = home::is_wanted() || lenders::is_wanted() || dormant::is_wanted() || pressure::is_wanted();
     if !has_page && !has_work {
         return;
     }
@@ -172,6 +175,8 @@ fn told_of(identity: Identity) -> Process {
         identity,
         rank: rank.map(|rank| rank.number),
         world: rank.and_then(|rank| rank.ranks).or(ranks),
+        job_rank: rank.and_then(|rank| rank.overall),
+        job_world: rank.and_then(|rank| rank.overall_ranks),
         created: now(),
         library: env!("CARGO_PKG_VERSION").to_owned(),
         name,
@@ -238,6 +243,7 @@ fn run(signals: &libc::sigset_t) {
         dormant: Dormant::new(),
         strangers: Strangers::new(),
         health: Health::new(),
+        pressure: Pressure::new(),
         ..Agent::default()
     };
     let mut siblings = true;
@@ -258,12 +264,16 @@ fn run(signals: &libc::sigset_t) {
         let dormant = looks(&mut agent.dormant, Dormant::look);
         let strangers = looks(&mut agent.strangers, Strangers::look);
         let health = looks(&mut agent.health, Health::look);
+        let pressure = looks(&mut agent.pressure, Pressure::look);
         let given = catch_unwind(recall::give::look).unwrap_or(None);
         // What it meets that panics, it meets again.
         siblings = siblings && catch_unwind(recall::siblings::look).is_ok();
         // What a request meets that panics, it is told by the end of the connection.
         let control = catch_unwind(AssertUnwindSafe(|| control::look(&mut || agent.look_at_once()))).unwrap_or(None);
-        agent.wait(rung, [limit, home, awake, dormant, strangers, health, given, control].into_iter().flatten().min());
+        agent.wait(
+            rung,
+            [limit, home, awake, dormant, strangers, health, pressure, given, control].into_iter().flatten().min(),
+        );
     }
     // From here on it is the program's last thread, and what its handlers call, the program calls.
     drop(inside);
@@ -278,6 +288,7 @@ struct Agent {
     dormant: Option<Dormant>,
     strangers: Option<Strangers>,
     health: Option<Health>,
+    pressure: Option<Pressure>,
     server: Option<ipc::Server>,
     /// What the page says.
     told: Option<Look>,

@@ -1,15 +1,28 @@
 //! How much memory of the host this process may take.
 
 use crate::process;
+use gpupool_config::Budget;
 use gpupool_machine::{Host, Memory};
 use once_cell::race::OnceBox;
 use std::path::Path;
 
+/// `race`: two threads may both look where the groups are mounted, the second result is dropped.
+static HOST: OnceBox<Host> = OnceBox::new();
+
+fn host() -> &'static Host {
+    HOST.get_or_init(|| Box::new(Host::at(Path::new("/"))))
+}
+
 /// What the host has at this moment, and what limits this process.
 fn memory() -> Memory {
-    /// `race`: two threads may both look where the groups are mounted, the second result is dropped.
-    static HOST: OnceBox<Host> = OnceBox::new();
-    HOST.get_or_init(|| Box::new(Host::at(Path::new("/")))).memory()
+    host().memory()
+}
+
+/// The smallest bound that others set to what this process may use of a GPU: control groups (`dmem`), MPS and HAMi. `pci`: its address.
+pub fn budget_of(gpu: u32, pci: &str) -> Option<Budget> {
+    let groups = host().device_limits().into_iter().filter(|group| group.is_of(pci));
+    let groups = groups.map(|group| Budget { bytes: group.limit, source: group.file.display().to_string() });
+    gpupool_config::tightest(&process::settings().outside, gpu, groups)
 }
 
 /// Bytes that could be taken now, less what is kept back for the host itself. `None` where nobody can tell.

@@ -5,7 +5,7 @@ use super::host;
 use super::terms;
 use super::topology::{self, Topology, Unanswered};
 use crate::{log, process};
-use gpupool_config::{Devices, Mode, Problem, Settings};
+use gpupool_config::{Budget, Devices, Mode, Problem, Settings, format_size};
 use gpupool_cuda::{CuResult, Device, Driver};
 use gpupool_events::PoolFallback;
 use gpupool_pool::{Accounts, Links, Place, PlaceSpec};
@@ -26,6 +26,20 @@ pub struct Plan {
     pub links: Links,
     /// `min(memory, limit set by the user)` of each pool GPU: what a program is told the GPU has.
     totals: BTreeMap<u32, u64>,
+    /// The most that others let this process use of a GPU, where they say so.
+    budgets: BTreeMap<u32, u64>,
+}
+
+/// Says who limits what this process uses of a GPU, where that is less than it might use otherwise.
+fn report_budget(gpu: u32, budget: &Budget, otherwise: u64) {
+    let Budget { bytes, source } = budget;
+    if *bytes < otherwise {
+        let size = format_size(*bytes);
+        tracing::info!(
+            target: "gpupool::memory", about = "budget", device = gpu, bytes, source = source.as_str(),
+            "{source} lets this process use {size} of GPU {gpu}, which is less than GPUPOOL_LIMIT and the reserve would"
+        );
+    }
 }
 
 /// Why there is no plan.
@@ -64,10 +78,16 @@ impl Plan {
         }
         let mut places = Vec::new();
         let mut members = BTreeMap::new();
-        let mut shown = BTreeMap::new();
+        let (mut shown, mut budgets) = (BTreeMap::new(), BTreeMap::new());
         for gpu in &gpus {
             let reserve = settings.reserve_of(gpu.total);
-            let limit = settings.limit.of(gpu.ordinal).unwrap_or(u64::MAX);
+            let said = settings.limit.of(gpu.ordinal).unwrap_or(u64::MAX);
+            let budget = host::budget_of(gpu.ordinal, &driver.pci_address(Device::of(gpu.ordinal)));
+            let limit = budget.as_ref().map_or(said, |budget| budget.bytes.min(said));
+            if let Some(budget) = budget {
+                report_budget(gpu.ordinal, &budget, said.min(gpu.total.saturating_sub(reserve)));
+                budgets.insert(gpu.ordinal, budget.bytes);
+            }
             members.insert(gpu.ordinal, reserve);
             shown.insert(gpu.ordinal, gpu.total.min(limit));
             let limit = gpu.total.saturating_sub(reserve).min(limit);
@@ -92,6 +112,7 @@ impl Plan {
             accounts: Arc::new(Accounts::new(&places.iter().copied().chain(stored).collect::<Vec<_>>())),
             places,
             totals: shown,
+            budgets,
         };
         terms::begin(&plan);
         Ok(plan)
@@ -179,6 +200,13 @@ impl Plan {
         super::free_on(driver, ordinal, &gpu.uuid).map_or(0, |free| reserve.saturating_sub(free))
     }
 
+    /// Whether so much of a GPU is free and kept so by a reserve that is a large part of it (an eighth): what is on the host could be there.
+    pub fn reserve_keeps(&self, driver: &Driver, ordinal: u32, bytes: u64) -> bool {
+        let Some(gpu) = self.topology.gpus.get(ordinal as usize) else { return false };
+        let reserve = self.members.get(&ordinal).copied().unwrap_or(0);
+        reserve > gpu.total / 8 && super::free_on(driver, ordinal, &gpu.uuid).is_some_and(|free| free >= bytes)
+    }
+
     /// The most that may be taken of a place, in bytes.
     pub fn limit(&self, place: Place) -> u64 {
         self.accounts.limit(place)
@@ -187,6 +215,16 @@ impl Plan {
     /// Whether a GPU lends to programs on others.
     pub fn lends(&self, ordinal: u32) -> bool {
         self.accounts.lends(Place::Gpu(ordinal))
+    }
+
+    /// Whether others set a limit to what this process may use of any GPU.
+    pub fn has_budgets(&self) -> bool {
+        !self.budgets.is_empty()
+    }
+
+    /// The most that others let this process use of a GPU (control groups, MPS, HAMi), if they say so.
+    pub fn budget_of(&self, ordinal: u32) -> Option<u64> {
+        self.budgets.get(&ordinal).copied()
     }
 
     /// Bytes of memory of a GPU.

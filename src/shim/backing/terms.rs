@@ -161,7 +161,8 @@ fn limit_as_said(plan: &Plan) {
     for (ordinal, reserve) in &plan.members {
         let total = plan.memory_of(*ordinal);
         let most = given.get(ordinal).and_then(|(bytes, _)| *bytes).unwrap_or(u64::MAX);
-        let limit = limits.of(*ordinal).unwrap_or(u64::MAX).min(total.saturating_sub(*reserve)).min(most);
+        let budget = plan.budget_of(*ordinal).unwrap_or(u64::MAX);
+        let limit = limits.of(*ordinal).unwrap_or(u64::MAX).min(total.saturating_sub(*reserve)).min(most).min(budget);
         plan.accounts.set_limit(Place::Gpu(*ordinal), limit);
     }
 }
@@ -244,13 +245,14 @@ pub fn drained() -> Vec<u32> {
     all.filter(|ordinal| is_drained(*ordinal)).collect()
 }
 
-/// The most that is to be on this GPU, as far as the user or a drain says; `None`: as much as there is room for.
+/// The most that is to be on this GPU, as far as the user, others or a drain say; `None`: as much as there is room for.
 pub fn limit_of(ordinal: u32) -> Option<u64> {
     if is_drained(ordinal) {
         return Some(0);
     }
     let given = GIVEN.lock().get(&ordinal).and_then(|(bytes, _)| *bytes);
-    live::limit_of(ordinal).into_iter().chain(given).min()
+    let budget = open::plan_made().and_then(|plan| plan.budget_of(ordinal));
+    live::limit_of(ordinal).into_iter().chain(given).chain(budget).min()
 }
 
 fn gpus(plan: &Plan) -> impl Iterator<Item = (u32, Uuid)> {

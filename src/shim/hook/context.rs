@@ -1,12 +1,12 @@
 //! Bodies: contexts. The driver's answer changes only where the user forbids a context; see [`crate::watch::context`] for what
 //! is noted and why.
 
-use super::{Real, rest, retry, submit};
+use super::{Real, rest, retry, stream, submit};
 use crate::fence;
 use crate::gate;
-use crate::serve::pinned;
+use crate::serve::{handles, pinned};
 use crate::watch::{
-    arguments,
+    arguments, capture,
     context::{self, Before, By, Kind, Making, end, policy, unseen},
     environment,
 };
@@ -152,9 +152,18 @@ fn making(
     result
 }
 
+/// A context may end while the program is suspended, unless memory of the program's own is to be copied back with it: that belongs to no context, and may be needed
+/// when the last one is gone.
+fn wait_for_own() {
+    if handles::by_hand::is_any_away() {
+        gate::wait_while_held();
+    }
+}
+
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
+    wait_for_own();
     arguments::forget_functions();
     let Some(driver) = context::driver() else { return real.call() };
     end::of_primary(driver, Device::from_raw(device), By::Release, real.api.name(), || real.call())
@@ -163,6 +172,7 @@ pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn reset(real: &mut Real, device: CUdevice) -> CuResult {
+    wait_for_own();
     arguments::forget_functions();
     let Some(driver) = context::driver() else { return real.call() };
     end::of_primary(driver, Device::from_raw(device), By::Reset, real.api.name(), || real.call())
@@ -171,6 +181,7 @@ pub unsafe fn reset(real: &mut Real, device: CUdevice) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
+    wait_for_own();
     arguments::forget_functions();
     let Some(ctx) = cuda::Context::from_raw(ctx) else { return real.call() };
     end::of_handle(ctx, real.api.name(), || real.call(), || true)
@@ -181,6 +192,7 @@ pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn detach(real: &mut Real, ctx: CUcontext) -> CuResult {
+    wait_for_own();
     arguments::forget_functions();
     let (Some(driver), Some(ctx)) = (context::driver(), cuda::Context::from_raw(ctx)) else { return real.call() };
     let life = driver.current_life();
@@ -191,9 +203,15 @@ pub unsafe fn detach(real: &mut Real, ctx: CUcontext) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn green_destroy(real: &mut Real, green: *mut c_void) -> CuResult {
+    wait_for_own();
     arguments::forget_functions();
     let (Some(driver), Some(green)) = (context::driver(), GreenContext::from_raw(green)) else { return real.call() };
-    end::of_green(driver, green, real.api.name(), || real.call())
+    let captures = capture::seen_in(green);
+    let result = end::of_green(driver, green, real.api.name(), || real.call());
+    if result.is_ok() {
+        stream::ended(captures);
+    }
+    result
 }
 
 /// # Safety

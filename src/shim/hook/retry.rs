@@ -35,12 +35,20 @@ pub fn call(real: &mut Real) -> CuResult {
     after(real, memory::give_back)
 }
 
+/// How often others are asked for as much as a GPU's reserve, which on a small one is less than a context takes: each time they gave something.
+const ASKS: u32 = 8;
+
 /// The real call, which takes memory of this GPU for a context, whichever is current; once more after a trim there if the driver had none left, and after
 /// other processes gave way, as for an allocation.
 pub fn call_on(real: &mut Real, device: Device) -> CuResult {
     let gives_back = |api| memory::give_back_at(Some(device.place()), api);
-    let result = after(real, gives_back);
-    if result == CuResult::OUT_OF_MEMORY && memory::ask_for_context(device) { after(real, gives_back) } else { result }
+    let mut result = after(real, gives_back);
+    let mut asked = 0;
+    while result == CuResult::OUT_OF_MEMORY && asked < ASKS && memory::ask_for_context(device) {
+        asked += 1;
+        result = after(real, gives_back);
+    }
+    result
 }
 
 /// Makes a call that takes host memory, and once more after OUT_OF_MEMORY where both pools had any of that to give back.

@@ -67,8 +67,9 @@ pub unsafe fn destroy(real: &mut Real, stream: CUstream) -> CuResult {
     result
 }
 
-fn ended(seen: Option<Seen>) {
-    if let Some(seen) = seen {
+/// These captures are over.
+pub(super) fn ended(seen: impl IntoIterator<Item = Seen>) {
+    for seen in seen {
         seen.ended();
         managed::catch_up();
     }

@@ -194,8 +194,12 @@ fn a_panic_beside_what_moves_memory_reaches_no_launch_no_wait_and_no_copy() {
     });
 }
 
-/// The first launch or copy that `planted` makes panics where it is told of, with two blocks of the pool.
-fn moves_end_and_nothing_else(name: &str, planted: impl Fn(CUfunction, [u64; 2])) {
+/// The first launch or copy that `planted` makes panics where it is told of, with two blocks of the pool and what was `prepared` before.
+fn moves_end_and_nothing_else<T>(
+    name: &str,
+    prepared: impl Fn(CUfunction, [u64; 2]) -> T,
+    planted: impl Fn(CUfunction, [u64; 2], T),
+) {
     // As if memory of the pool lay elsewhere from the beginning.
     alone_with(&[("GPUPOOL_MOVE", "stress")], name, || {
         let said = Arc::new(AtomicU32::new(0));
@@ -215,10 +219,11 @@ fn moves_end_and_nothing_else(name: &str, planted: impl Fn(CUfunction, [u64; 2])
                 assert_eq!(read(to), value);
             };
             (0..8).for_each(round);
+            let prepared = prepared(function, blocks);
             let (told, said_before) = (plant::TOLD.load(Ordering::Relaxed), said.load(Ordering::Relaxed));
             assert!(told >= 16, "{told} launches and copies were told of");
             plant::IS_ON.store(true, Ordering::Relaxed);
-            planted(function, blocks);
+            planted(function, blocks, prepared);
             (8..40).for_each(round);
             assert_eq!(plant::TOLD.load(Ordering::Relaxed), told + 1, "nobody is told any more");
             assert_eq!(said.load(Ordering::Relaxed), said_before + 1, "it is said once");
@@ -232,21 +237,44 @@ fn moves_end_and_nothing_else(name: &str, planted: impl Fn(CUfunction, [u64; 2])
 #[test]
 fn a_panic_where_a_launch_is_told_of_ends_all_moves_and_nothing_else() {
     let name = "a_panic_where_a_launch_is_told_of_ends_all_moves_and_nothing_else";
-    moves_end_and_nothing_else(name, |function, [block, _]| {
+    let launch = |function, [block, _]: [u64; 2], ()| {
         fill(function, block, 8);
         assert!(guard::is_outside());
         assert_eq!(read(block), 8, "the kernel ran");
+    };
+    moves_end_and_nothing_else(name, |_, _| (), launch);
+}
+
+#[test]
+fn a_panic_where_a_graph_s_launch_is_told_of_ends_all_moves_and_nothing_else() {
+    let name = "a_panic_where_a_graph_s_launch_is_told_of_ends_all_moves_and_nothing_else";
+    let captured = |function, [mut block, _]: [u64; 2]| {
+        let (mut stream, mut graph, mut exec) = (null_mut(), null_mut(), null_mut());
+        ok!(cuStreamCreate(&raw mut stream, 1));
+        ok!(cuStreamBeginCapture_v2(stream, 2));
+        let (mut count, mut value) = ((BYTES / 4) as u64, 8u32);
+        let mut arguments = [(&raw mut block).cast(), (&raw mut count).cast(), (&raw mut value).cast()];
+        ok!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments.as_mut_ptr(), null_mut()));
+        ok!(cuStreamEndCapture(stream, &raw mut graph));
+        ok!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+        exec
+    };
+    moves_end_and_nothing_else(name, captured, |_, [block, _], exec| {
+        ok!(cuGraphLaunch(exec, null_mut()));
+        assert!(guard::is_outside());
+        assert_eq!(read(block), 8, "the graph ran");
     });
 }
 
 #[test]
 fn a_panic_where_a_copy_is_told_of_ends_all_moves_and_nothing_else() {
     let name = "a_panic_where_a_copy_is_told_of_ends_all_moves_and_nothing_else";
-    moves_end_and_nothing_else(name, |_, [from, to]| {
+    let copy = |_, [from, to]: [u64; 2], ()| {
         ok!(cuMemcpyDtoDAsync_v2(to, from, 1 << 20, null_mut()));
         assert!(guard::is_outside());
         assert_eq!(read(to), 7, "the copy was made");
-    });
+    };
+    moves_end_and_nothing_else(name, |_, _| (), copy);
 }
 
 #[test]

@@ -12,16 +12,16 @@ use gpupool_interpose::cancel;
 use gpupool_lending::{self as lending, Round};
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{ring, stat};
+use gpupool_metrics::{Door, Standing, ring, stat};
 use gpupool_wire::control::{GUARANTEED, ROOM, Reply, Request};
 use gpupool_wire::socket::wait;
 use gpupool_wire::{Keep, Socket};
 use parking_lot::Mutex;
-use std::ffi::{CString, OsStr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How often who has not connected yet is rung for, and who is being asked by others is tried again.
+/// How often who has not connected yet is rung for, and it is looked whether the turn has come to ask who is being asked by others.
 const RING: Duration = Duration::from_millis(10);
 /// How long who did not answer in time is left alone.
 const LEFT_ALONE: Duration = Duration::from_secs(10);
@@ -72,7 +72,7 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     let priority = if is_guaranteed { GUARANTEED } else { live::priority() };
     let others = neighbours::on(&folder, &gpu).into_iter().filter(|other| !is_spared(other));
     let mut others = lending::in_order(others.map(|other| (other.stake, other)), priority);
-    let (mut freed, mut asked, mut silent) = (0, 0, 0);
+    let (mut freed, mut asked, mut silent, mut busy) = (0, 0, 0, 0);
     while freed < bytes && !others.is_empty() && Instant::now() + MARGIN < until {
         let Round { asked: now, knows } = lending::next_round(&mut others, bytes - freed);
         let until = if knows { until } else { until.min(Instant::now() + SHORT) };
@@ -80,13 +80,15 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
         for ((other, share), answer) in now.iter().zip(asks.all(&now)) {
             asked += 1;
             match answer {
-                Some(bytes) if bytes > 0 => {
+                Answer::Freed(bytes) if bytes > 0 => {
                     freed += bytes;
                     if bytes >= *share {
                         others.push((other.clone(), 0));
                     }
                 }
-                None if knows => {
+                // It may be asked again at once, and is no nearer to the end of its line then.
+                Answer::Busy => busy += 1,
+                Answer::None if knows => {
                     silent += 1;
                     spare(other, LEFT_ALONE);
                 }
@@ -99,7 +101,8 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
             let microseconds = begun.elapsed().as_micros() as u64;
             let (size, got) = (format_size(bytes), format_size(freed));
             let text = format!(
-                "{asked} other processes were asked for {size} of GPU {home}, and freed {got}; {silent} did not answer"
+                "{asked} other processes were asked for {size} of GPU {home}, and freed {got}; {silent} did not answer, and {busy} were answering \
+                 others all the time"
             );
             (RecallAsk { device: home, bytes, freed, asked, silent, microseconds }, text)
         });
@@ -129,102 +132,149 @@ struct Asks<'a> {
     latest: Instant,
 }
 
-/// The page of who is asked, locked: whoever has the lock has the turn, a command or another process.
-struct Turn(Own);
+/// The page of who is asked, and our place in the line of those who ask it, commands and other processes.
+struct Turn {
+    page: Own,
+    /// `None`: the file system knows no such lines, and whoever comes last is next.
+    standing: Option<Standing>,
+    /// Who stood before us when that was looked at last.
+    before: Option<Standing>,
+}
 
 impl Turn {
-    /// `None`: somebody else has it.
-    fn take(page: OwnedFd) -> Option<Self> {
+    fn wait_for(page: OwnedFd) -> Option<Self> {
         let page = Own::keep(page).ok()?;
-        // SAFETY: the descriptor is open.
-        let is_taken = unsafe { libc::flock(page.as_fd().as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
-        is_taken.then_some(Self(page))
+        let standing = Standing::at_end(page.as_fd()).ok();
+        Some(Self { page, standing, before: None })
+    }
+
+    /// Whether it has come. `None`: the program has closed the descriptor.
+    fn has_come(&mut self) -> Option<bool> {
+        if !self.page.is_there() {
+            return None;
+        }
+        self.before = self.standing.and_then(|standing| standing.before(self.page.as_fd()).ok().flatten());
+        Some(self.before.is_none())
     }
 
     fn ring(&self) -> bool {
-        self.0.is_there() && ring(self.0.as_fd()).is_ok()
+        self.page.is_there() && ring(self.page.as_fd()).is_ok()
     }
 }
 
 impl Drop for Turn {
-    /// The child of a fork may have the descriptor as well, and would keep the lock.
+    /// The child of a fork may have the descriptor as well, and would keep the place.
     fn drop(&mut self) {
-        if self.0.is_there() {
-            // SAFETY: the descriptor is open, and still the one of the page.
-            unsafe { libc::flock(self.0.as_fd().as_raw_fd(), libc::LOCK_UN) };
+        if let Some(standing) = self.standing.filter(|_| self.page.is_there()) {
+            standing.leave(self.page.as_fd());
         }
     }
+}
+
+/// What one has freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Freed(u64),
+    /// It has said nothing in time, or will not answer.
+    None,
+    /// It was answering those who had come earlier.
+    Busy,
 }
 
 /// How far one is.
 enum Asked<'a> {
-    /// Somebody else asks it at this moment.
-    Taken,
-    /// It was rung for.
-    Called { listener: Socket<Own>, turn: Turn, _door: Door<'a> },
+    /// Nothing has been done yet.
+    New,
+    /// Others came earlier, and ask it at this moment.
+    Waits(Turn),
+    /// It was rung for. The door is gone before the turn is: the next one has a door of the same name.
+    Called { listener: Socket<Own>, door: Door<'a>, turn: Turn },
     /// It has heard what is wanted; and said that so many bytes have left, if it said that it has some.
     Heard(Socket<Own>, Option<u64>),
-    /// It has answered; `None`: it will not.
-    Over(Option<u64>),
+    /// It has answered, or will not.
+    Over(Answer),
 }
 
-/// The file that is listened by, removed when that is over.
-struct Door<'a> {
-    folder: &'a Folder,
-    name: CString,
-}
-
-impl Drop for Door<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the folder is open, and the name ends with a zero.
-        unsafe { libc::unlinkat(self.folder.fd().as_raw_fd(), self.name.as_ptr(), 0) };
+impl Asked<'_> {
+    /// What is known of it when it is waited for no longer.
+    fn so_far(&self) -> Answer {
+        match self {
+            Asked::Over(answer) => *answer,
+            // Who came earlier is not at fault, nor is who answers them.
+            Asked::Waits(turn) if turn.before.is_some() => Answer::Busy,
+            _ => Answer::None,
+        }
     }
 }
 
 impl Asks<'_> {
-    /// What each of these has freed of what it is asked for, all asked at once. `None`: it did not answer in time.
-    fn all(&self, others: &[(Neighbour, u64)]) -> Vec<Option<u64>> {
-        let mut all: Vec<Asked<'_>> = others.iter().map(|_| Asked::Taken).collect();
+    /// What each of these has freed of what it is asked for, all asked at once. Nobody is waited for because another one goes on.
+    fn all(&self, others: &[(Neighbour, u64)]) -> Vec<Answer> {
+        let mut all: Vec<(Asked<'_>, Instant)> = others.iter().map(|_| (Asked::New, self.until)).collect();
         let mut rung = None;
-        let mut until = self.until;
-        while Instant::now() < until && all.iter().any(|asked| !matches!(asked, Asked::Over(_))) {
+        loop {
             let rings = rung.is_none_or(|rung: Instant| rung.elapsed() >= RING);
             if rings {
                 rung = Some(Instant::now());
             }
-            for ((other, bytes), asked) in others.iter().zip(&mut all) {
+            for ((other, bytes), (asked, until)) in others.iter().zip(&mut all) {
                 if self.go_on(other, *bytes, asked, rings) {
-                    until = until.max(Instant::now() + self.wait).min(self.latest);
+                    *until = (*until).max(Instant::now() + self.wait).min(self.latest);
+                }
+                if Instant::now() >= *until {
+                    // Its turn is the next one's from here on.
+                    *asked = Asked::Over(asked.so_far());
                 }
             }
-            let sockets = all.iter().filter_map(|asked| match asked {
+            let under_way = all.iter().filter(|(asked, _)| !matches!(asked, Asked::Over(_)));
+            let Some(until) = under_way.map(|(_, until)| *until).max() else { break };
+            let sockets = all.iter().filter_map(|(asked, _)| match asked {
                 Asked::Called { listener, .. } => Some(listener),
                 Asked::Heard(socket, _) => Some(socket),
-                Asked::Taken | Asked::Over(_) => None,
+                Asked::New | Asked::Waits(_) | Asked::Over(_) => None,
             });
             let sockets: Vec<&Socket<Own>> = sockets.filter(|socket| socket.is_there()).collect();
             let left = until.saturating_duration_since(Instant::now()).min(RING);
             if sockets.is_empty() {
-                if all.iter().any(|asked| !matches!(asked, Asked::Over(_))) {
-                    std::thread::sleep(left);
-                }
+                std::thread::sleep(left);
             } else if wait(sockets, Some(left)).is_err() {
                 break;
             }
         }
-        all.into_iter().map(|asked| if let Asked::Over(answer) = asked { answer } else { None }).collect()
+        all.iter().map(|(asked, _)| asked.so_far()).collect()
     }
 
-    /// Whether it says that it has some, or that more has left than it said before.
+    /// Whether it says that it has some, or that more has left than it said before; or has answered somebody who came earlier.
     fn go_on<'a>(&'a self, other: &Neighbour, bytes: u64, asked: &mut Asked<'a>, rings: bool) -> bool {
         let mut goes_on = false;
         match asked {
             Asked::Over(_) => {}
-            Asked::Taken if rings => *asked = self.call(other),
-            Asked::Taken => {}
+            Asked::New => *asked = self.begin(other),
+            Asked::Waits(turn) if rings => {
+                let before = turn.before;
+                match turn.has_come() {
+                    Some(true) => {
+                        let Asked::Waits(turn) = std::mem::replace(asked, Asked::Over(Answer::None)) else {
+                            return false;
+                        };
+                        *asked = self.call(other, turn);
+                        goes_on = before.is_some();
+                    }
+                    Some(false) => goes_on = before.is_some() && turn.before != before,
+                    None => *asked = Asked::Over(Answer::None),
+                }
+                if is_out_of_reach(other) {
+                    *asked = Asked::Over(Answer::None);
+                }
+            }
+            Asked::Waits(_) => {}
+            Asked::Called { door, .. } if rings && !door.is_there() => {
+                let over = std::mem::replace(asked, Asked::Over(Answer::None));
+                *asked = if let Asked::Called { turn, .. } = over { Asked::Waits(turn) } else { over };
+            }
             Asked::Called { listener, turn, .. } => {
                 if !listener.is_there() || rings && (!turn.ring() || is_out_of_reach(other)) {
-                    *asked = Asked::Over(None);
+                    *asked = Asked::Over(Answer::None);
                 } else if let Ok(socket) = listener.accept() {
                     // Another one that looks whether somebody listens, or somebody who is not meant, is let go.
                     let is_meant = socket.peer().is_ok_and(|peer| peer.pid == other.pid && peer.is_same_user().is_ok());
@@ -234,31 +284,31 @@ impl Asks<'_> {
                     let none: [OwnedFd; 0] = [];
                     if is_meant {
                         let said = socket.send(&request.encode(), &none).is_ok();
-                        *asked = if said { Asked::Heard(socket, None) } else { Asked::Over(None) };
+                        *asked = if said { Asked::Heard(socket, None) } else { Asked::Over(Answer::None) };
                     }
                 }
             }
             Asked::Heard(socket, left) => {
                 let mut buffer = [0; ROOM];
                 if !socket.is_there() {
-                    *asked = Asked::Over(None);
+                    *asked = Asked::Over(Answer::None);
                 } else if let Some(over) = match socket.receive(&mut buffer) {
                     Ok(received) => match Reply::decode(&buffer[..received.bytes]) {
-                        Ok(Reply::Done { moved, .. }) => Some(Some(moved)),
+                        Ok(Reply::Done { moved, .. }) => Some(Answer::Freed(moved)),
                         Ok(Reply::Progress { done, .. }) => {
                             goes_on = left.is_none_or(|left| done > left);
                             *left = Some(done).max(*left);
                             None
                         }
-                        Ok(Reply::Refused { .. }) => Some(Some(0)),
-                        Ok(_) | Err(_) => Some(None),
+                        Ok(Reply::Refused { .. }) => Some(Answer::Freed(0)),
+                        Ok(_) | Err(_) => Some(Answer::None),
                     },
                     Err(gpupool_wire::socket::Failure::System(error))
                         if error.kind() == std::io::ErrorKind::WouldBlock =>
                     {
-                        (rings && is_out_of_reach(other)).then_some(None)
+                        (rings && is_out_of_reach(other)).then_some(Answer::None)
                     }
-                    Err(_) => Some(None),
+                    Err(_) => Some(Answer::None),
                 } {
                     *asked = Asked::Over(over);
                 }
@@ -267,30 +317,41 @@ impl Asks<'_> {
         goes_on
     }
 
-    /// Listens beside the page of one, and rings.
-    fn call(&self, other: &Neighbour) -> Asked<'_> {
+    /// Goes to the end of the line of those who ask one, and begins if nobody else is there.
+    fn begin(&self, other: &Neighbour) -> Asked<'_> {
         if is_out_of_reach(other) {
-            return Asked::Over(None);
+            return Asked::Over(Answer::None);
         }
-        let Ok(page) = self.folder.page_to_ring(OsStr::new(&other.page)) else { return Asked::Over(None) };
-        let Some(turn) = Turn::take(page) else { return Asked::Taken };
+        let page = self.folder.page_to_ring(OsStr::new(&other.page)).ok();
+        let Some(mut turn) = page.and_then(Turn::wait_for) else { return Asked::Over(Answer::None) };
+        match turn.has_come() {
+            Some(true) => self.call(other, turn),
+            Some(false) => Asked::Waits(turn),
+            None => Asked::Over(Answer::None),
+        }
+    }
+
+    /// Listens beside the page of one, and rings.
+    fn call(&self, other: &Neighbour, turn: Turn) -> Asked<'_> {
         let Some(name) = other.page.strip_suffix(".page").map(|stem| format!("{stem}.call")) else {
-            return Asked::Over(None);
+            return Asked::Over(Answer::None);
         };
-        let Ok(file) = CString::new(name.as_bytes()) else { return Asked::Over(None) };
-        let door = Door { folder: self.folder, name: file };
         let listen = || Socket::<Own>::listen_in(self.folder.fd(), &name);
         let listener = match listen() {
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                // Of one that was killed.
-                drop(Door { folder: self.folder, name: door.name.clone() });
+                // Of one that was killed, or is stopped.
+                drop(Door::at(self.folder, &name));
                 listen()
             }
             answer => answer,
         };
         match listener {
-            Ok(listener) if turn.ring() => Asked::Called { listener, turn, _door: door },
-            _ => Asked::Over(None),
+            Ok(listener) if turn.ring() => Asked::Called { listener, door: Door::at(self.folder, &name), turn },
+            Ok(_) => {
+                drop(Door::at(self.folder, &name));
+                Asked::Over(Answer::None)
+            }
+            _ => Asked::Over(Answer::None),
         }
     }
 }
@@ -298,4 +359,54 @@ impl Asks<'_> {
 /// Whether it has ended, or is stopped and answers nobody.
 fn is_out_of_reach(other: &Neighbour) -> bool {
     stat(other.pid).is_none_or(|stat| stat.started != other.started || matches!(stat.state, b'T' | b't' | b'Z' | b'X'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpupool_lending::Stake;
+    use gpupool_metrics::{BYTES, Identity};
+
+    #[test]
+    fn nobody_is_waited_for_because_another_one_goes_on() {
+        const LONG: Duration = Duration::from_secs(60);
+        let around = tempfile::tempdir().unwrap();
+        let folder = Folder::around(&around.path().join("page")).unwrap();
+        let own = Identity::own().unwrap();
+        let names = ["1-1", "2-1"];
+        let others = names.map(|name| {
+            std::fs::write(around.path().join(format!("{name}.page")), vec![0; BYTES]).unwrap();
+            let stake = Stake { priority: 1, lent: 0, own: 0 };
+            (Neighbour { pid: own.pid, started: own.started, page: format!("{name}.page"), stake }, 1)
+        });
+        let begun = Instant::now();
+        // Of neither it is known what it has.
+        let (until, latest) = (begun + SHORT, begun + 3 * LONG);
+        let asks = Asks { folder: &folder, gpu: [0; 16], priority: 1, until, wait: LONG, latest };
+        let answers = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let none: [OwnedFd; 0] = [];
+                let door = around.path().join("2-1.call");
+                while !door.exists() {
+                    std::thread::yield_now();
+                }
+                let socket = loop {
+                    if let Ok(socket) = Socket::<OwnedFd>::connect_in(folder.fd(), "2-1.call") {
+                        break socket;
+                    }
+                };
+                let mut buffer = [0; ROOM];
+                assert!(socket.receive_by(&mut buffer, begun + LONG).is_ok());
+                socket.send(&Reply::Progress { done: 0, total: 7 }.encode(), &none).unwrap();
+                // Until it would have been given up, had it not said anything.
+                while Instant::now() < begun + 2 * SHORT {
+                    std::thread::yield_now();
+                }
+                socket.send(&Reply::Done { moved: 7, stayed: 0, microseconds: 0, waited: 0 }.encode(), &none).unwrap();
+            });
+            asks.all(&others)
+        });
+        assert_eq!(answers, [Answer::None, Answer::Freed(7)]);
+        assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
+    }
 }

@@ -1,0 +1,72 @@
+//! The file by which somebody listens for a process, beside its page: who has the turn ([`crate::Standing`]) makes it by binding a socket there, and the
+//! process connects to it when it is rung for.
+
+use crate::folder::Folder;
+use rustix::fs::{AtFlags, statat, unlinkat};
+
+/// A file's own number, and when it was made or given to its user: numbers are used again.
+type Number = (u64, i64, u64);
+
+/// A file that is listened by, removed when that is over, as far as it is the same file still.
+#[derive(Debug)]
+pub struct Door<'a> {
+    folder: &'a Folder,
+    name: String,
+    /// What tells it from another one of that name. `None`: it was removed before anybody looked.
+    number: Option<Number>,
+}
+
+impl<'a> Door<'a> {
+    /// The one that is there now, of whomever. Whoever has just made it holds it from here on; whoever finds that of somebody who was killed drops it.
+    pub fn at(folder: &'a Folder, name: &str) -> Self {
+        Self { folder, name: name.to_owned(), number: number_of(folder, name) }
+    }
+
+    /// Whether whoever is rung for finds this one, and neither none nor somebody else's. Two may believe that it is their turn, where one was
+    /// stopped or came late to its place in the line: then one of them has removed the other one's, perhaps before that one had looked at it.
+    pub fn is_there(&self) -> bool {
+        self.number.is_some() && number_of(self.folder, &self.name) == self.number
+    }
+}
+
+impl Drop for Door<'_> {
+    fn drop(&mut self) {
+        if self.is_there() {
+            let _ = unlinkat(self.folder.fd(), &*self.name, AtFlags::empty());
+        }
+    }
+}
+
+fn number_of(folder: &Folder, name: &str) -> Option<Number> {
+    let status = statat(folder.fd(), name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    Some((status.st_ino, status.st_ctime as i64, status.st_ctime_nsec as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folder::Roots;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no folders by descriptor")]
+    fn one_that_was_removed_before_it_was_looked_at_is_not_there_and_another_ones_stays() {
+        let around = tempfile::tempdir().unwrap();
+        let (folder, _) = Folder::own(&Roots::new(Some(around.path().into()))).unwrap();
+        let path = folder.path().join("1-2.call");
+        assert!(!Door::at(&folder, "1-2.call").is_there(), "there is none");
+        std::fs::write(&path, "").unwrap();
+        let first = Door::at(&folder, "1-2.call");
+        assert!(first.is_there());
+        // The number is not used again while this is open.
+        let _open = std::fs::File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(!first.is_there());
+        std::fs::write(&path, "").unwrap();
+        let second = Door::at(&folder, "1-2.call");
+        assert!(!first.is_there() && second.is_there());
+        drop(first);
+        assert!(path.exists(), "it is another one's");
+        drop(second);
+        assert!(!path.exists());
+    }
+}
