@@ -1,5 +1,6 @@
 //! Contexts that end while others begin, green ones, and what is left of those that are gone.
 
+use gpupool_events::Event;
 use harness::{Output, Run};
 
 #[track_caller]
@@ -38,7 +39,9 @@ fn what_is_made_in_a_context_with_the_handle_of_a_destroyed_one_stays() {
 
 #[test]
 fn a_green_context_takes_nothing_along_but_itself() {
-    let shim = Run::program("greens").sim("2x1GiB").report().same_under_shim(&[]);
+    let shim = Run::program("greens").sim("2x1GiB").log().report().same_under_shim(&[]);
+    let pooled = shim.events("block.allocate").len();
+    assert_eq!(pooled, 8, "two in each round, and two more: {:?}", shim.records);
     shim.succeeds().says("round 3: owners are the primary context: 1 1").says("its owner is the primary context: 1");
     assert_eq!(shim.reported("violations"), &serde_json::json!([]));
 }
@@ -89,11 +92,25 @@ fn abandoned(case: &str) -> Run {
 
 #[test]
 fn memory_is_used_again_after_a_capture_that_nobody_ended() {
-    for case in ["stream", "context", "reset", "thread", "twice"] {
-        let shim = abandoned(case).same_under_shim(&[]);
+    for case in ["stream", "context", "reset", "thread", "green", "twice"] {
+        let shim = abandoned(case).log().same_under_shim(&[]);
         shim.succeeds().says("cuMemAlloc_v2(&block, large): 0 CUDA_SUCCESS");
         assert!(!shim.stdout.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{case}: {}", shim.stdout);
+        // While a stream is being captured, the pool takes no more pinned memory than it has.
+        let by = shim.picked(|event| match event {
+            Event::PinnedAllocate(made) => Some(made.by.clone()),
+            _ => None,
+        });
+        assert_eq!(by, ["pool"; 3], "{case}: one in each mode");
         assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{case}");
+    }
+}
+
+#[test]
+fn captures_of_a_thread_s_default_streams_in_two_contexts_are_two() {
+    for settings in [&[][..], &["GPUPOOL_FREE=lazy"], &["GPUPOOL_MODE=spill"]] {
+        let shim = Run::program("own_streams").sim("1x256MiB").same_under_shim(settings);
+        assert_eq!(shim.succeeds().stdout.matches("cuStreamEndCapture_ptsz(NULL, &graph): 0").count(), 4);
     }
 }
 
@@ -125,7 +142,7 @@ fn threads_that_begin_and_end_contexts_of_every_kind_take_nothing_from_each_othe
 /// Access costs by GPU, and most programs work on one.
 #[test]
 fn memory_is_granted_to_the_gpus_that_have_a_context() {
-    for way in ["retain", "create", "green", "unseen", "unseen_work"] {
+    for way in ["retain", "create", "green", "unseen", "unseen_work", "unseen_launch"] {
         let run = Run::program("late_contexts").args(&format!("{way} access")).sim("2x2GiB").shim().go();
         run.succeeds().prints(
             "\

@@ -59,6 +59,15 @@ fn threads_on_two_gpus_get_on_while_the_other_gpu_is_busy() {
 }
 
 #[test]
+fn an_allocation_is_served_beside_a_kernel_that_may_use_the_best_fit_where_other_memory_is_quiet() {
+    let run =
+        Run::program("lazy_fit").sim("1x1GiB").env("GPUPOOL_FREE", "lazy").env("GPUPOOL_HOST_LIMIT", "0").report();
+    let shim = run.shim().go();
+    shim.succeeds().prints("while the kernel runs: what nobody works on\n");
+    assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+}
+
+#[test]
 fn what_another_gpu_borrowed_is_nobody_s_until_that_gpu_is_done() {
     // The block of 300 MiB beside one as large: partly on GPU 0, which takes all it can get meanwhile.
     let run = on_two("held", "borrowed 300", "2x512MiB").env("GPUPOOL_HOST_LIMIT", "0");
@@ -81,7 +90,9 @@ fn a_capture_outlives_the_question_whether_a_gpu_is_done() {
 
 #[test]
 fn a_capture_that_begins_beside_a_free_which_waits_is_whole() {
-    for program in ["beside_captures first", "beside_captures later", "beside_captures moment"] {
+    for program in
+        ["beside_captures first", "beside_captures later", "beside_captures moment", "beside_captures just_before"]
+    {
         let (program, way) = program.split_once(' ').unwrap();
         let shim = Run::program(program).args(way).sim("1x1GiB").report().shim().go();
         is_right(&shim);

@@ -242,6 +242,16 @@ fn closing_during_a_capture_is_done_when_it_returns() {
     shim.says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
 }
 
+/// No pinned memory is left to wait with either.
+#[test]
+fn closing_during_a_capture_without_means_to_wait_is_done_later() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:fault:cuMemHostAlloc:1=2 B:captured:0 B:open:0 B:check:0:100 \
+                 B:close:0 B:left";
+    let shim = ipc(steps).shim().go();
+    shim.succeeds().says("B:captured:0: close 0, end of the capture 0").says("B:check:0:100: 0 wrong, ends right");
+    shim.says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
+}
+
 #[test]
 fn closing_is_not_refused_because_a_capture_begins_meanwhile() {
     let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:overtaken:0 B:open:0 B:check:0:100 B:close:0 B:left";
@@ -400,16 +410,17 @@ fn descriptors_of_the_programs_that_took_our_numbers_stay_open() {
 fn public_names_and_numbers_open_nothing() {
     let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:forge:0 A:asleep B:open:0 B:check:0:100";
     let shim = ipc(steps).shim().go();
-    shim.succeeds().says("B:forge:0: 0 descriptors, asked yes").says("B:check:0:100: 0 wrong, ends right");
+    shim.succeeds().says("B:forge:0: 0 answered, 0 descriptors, asked yes").says("B:check:0:100: 0 wrong, ends right");
+    shim.says("B:forge:0: with the secret 1 held, 1 descriptors");
 }
 
 #[test]
 fn a_process_of_another_version_is_told_which_one_is_spoken_and_garbage_is_not_answered() {
     let shim = logged(ipc("A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:say:0:99 B:open:0 B:check:0:100").shim());
-    shim.succeeds().says("B:say:0:99: a hold: kind 0 of version 5, then the end");
-    shim.says("B:say:0:99: something else: kind 0 of version 5, then the end");
+    shim.succeeds().says("B:say:0:99: a hold: kind 0 of version 6, then the end");
+    shim.says("B:say:0:99: something else: kind 0 of version 6, then the end");
     shim.says("B:say:0:99: garbage: 0 bytes, then the end").says("B:check:0:100: 0 wrong, ends right");
-    shim.warns("it speaks version 99 of gpupool's messages, and this process version 5");
+    shim.warns("it speaks version 99 of gpupool's messages, and this process version 6");
 }
 
 #[test]
@@ -417,11 +428,11 @@ fn an_importer_says_which_version_the_exporter_speaks() {
     let shim = ipc("A:alloc:0:65536 A:get:0:0 B:imitate:0:99 B:open:0 B:left").shim().go();
     shim.says("B:open:0: 1").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
     shim.warns(
-        "it speaks version 99 of gpupool's messages, and this process version 5; run both under the same version",
+        "it speaks version 99 of gpupool's messages, and this process version 6; run both under the same version",
     );
     // A handle says so, too, before anybody is asked.
     let shim = ipc("A:alloc:0:65536 A:get:0:0 A:stamp:0:98 B:open:0").shim().go();
-    shim.says("B:open:0: 1").warns("it speaks version 98 of gpupool's messages, and this process version 5");
+    shim.says("B:open:0: 1").warns("it speaks version 98 of gpupool's messages, and this process version 6");
 }
 
 #[test]
@@ -498,8 +509,10 @@ cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)freed): 1 CUDA_ERROR_INV
 several chunks: 600 MiB 0
 cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)several): 1 CUDA_ERROR_INVALID_VALUE
 shared: 600 MiB 1
+before the handle is given: 8 MiB 2
 cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)whole): 0 CUDA_SUCCESS
 retained: 8 MiB 2
+before the descriptor is given: 8 MiB 6
 cuMemGetHandleForAddressRange(&descriptor, whole, 8 * MIB, DMA_BUF, 0): 0 CUDA_SUCCESS
 and a descriptor given: 8 MiB 6
 through the handle: 0 wrong
@@ -514,6 +527,8 @@ refused: 4 MiB 0
 cuMemGetHandleForAddressRange(&descriptor, given, 4 * MIB, DMA_BUF, 0): 0 CUDA_SUCCESS
 what is open by its descriptor serves again: no
 all of it goes: 1
+cuIpcGetMemHandle(&shared, given_away): 1 CUDA_ERROR_INVALID_VALUE
+cuIpcGetMemHandle(&shared, given_away): 1 CUDA_ERROR_INVALID_VALUE
 ",
     );
 }

@@ -120,6 +120,16 @@ fn a_limit_that_the_user_set_is_named_where_it_sends_memory_to_the_host() {
 }
 
 #[test]
+fn a_reserve_that_sends_memory_to_the_host_is_named() {
+    let run = || Run::program("steps").args("a:32 a:20").sim("1x256MiB").env("GPUPOOL_HOST_LIMIT", "100MiB").shim();
+    let shim = run().env("GPUPOOL_RESERVE", "240MiB").go();
+    shim.succeeds().warns("no GPU that can lend has room beyond GPUPOOL_RESERVE").warns("lower GPUPOOL_RESERVE");
+    let followed = run().env("GPUPOOL_RESERVE", "16MiB").go();
+    followed.same_as(&shim);
+    assert!(!followed.stderr.contains("in the host's memory"), "{}", followed.stderr);
+}
+
+#[test]
 fn no_more_of_a_block_is_said_to_be_on_the_host_than_was_asked_for() {
     let odd = 20 * (1 << 20) + 3;
     let shim = Run::program("steps").args(&format!("a:32 b:{odd}")).sim("1x64MiB").env("GPUPOOL_RESERVE", "16MiB");

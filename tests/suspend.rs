@@ -231,7 +231,7 @@ fn several_commands_at_once_end_with_one_answer_each() {
         });
         for ended in all.iter().filter(|ended| !ended.status.success()) {
             let text = String::from_utf8_lossy(&ended.stderr);
-            let known = ["suspended already", "is not suspended", "another command is asking it"];
+            let known = ["suspended already", "is not suspended", "others were asking it all the time"];
             assert!(text.lines().count() == 1 && known.iter().any(|known| text.contains(known)), "{text}");
         }
         let page = program.session().join("gpupool");

@@ -176,7 +176,7 @@ fn work_that_passed_no_gate_ends_all_moves_of_the_process() {
 /// The copies of such a move are ours, and no work that passed the gate.
 #[test]
 fn what_is_moved_by_hand_beside_other_moves_is_not_taken_for_work_past_the_hooks() {
-    let output = crowded("by_hand_beside", "800", "stress").env("GPUPOOL_LIMIT", "0:40MiB,1:64MiB").go();
+    let output = crowded("by_hand_beside", "2400", "stress").env("GPUPOOL_LIMIT", "0:40MiB,1:64MiB").go();
     output.succeeds().prints("0 wrong\n");
     assert!(swapped(&output).1 > 0, "nothing moved beside it");
     assert!(!output.stderr.contains("past the hooks"), "{}", output.stderr);

@@ -1,6 +1,6 @@
 //! Streams: whose they are, and whether they are being captured.
 
-use crate::{Context, CuResult, Driver, Stream};
+use crate::{Context, CuResult, Driver, GreenContext, Stream};
 use std::ffi::c_int;
 
 /// `CU_STREAM_NON_BLOCKING`.
@@ -75,6 +75,18 @@ impl Driver {
         // SAFETY: the output is a local, and the caller vouches for the stream.
         unsafe { (self.cuStreamGetCtx)(stream, &raw mut context) }.ok()?;
         context.ok_or(CuResult::INVALID_CONTEXT)
+    }
+
+    /// The green context that a stream is of (`cuStreamGetGreenCtx`); `None` for one of none, and with drivers before CUDA 12.4.
+    ///
+    /// # Safety
+    /// The stream lives, or is one of the default ones.
+    pub unsafe fn stream_green(&self, stream: Stream) -> Option<GreenContext> {
+        let ask = self.cuStreamGetGreenCtx?;
+        let mut green = None;
+        // SAFETY: the output is a local, and the caller vouches for the stream.
+        unsafe { ask(stream, &raw mut green) }.ok().ok()?;
+        green
     }
 
     /// Whether a stream is being captured, valid or not (`cuStreamIsCapturing`); the driver's error for a stream that may not

@@ -115,6 +115,7 @@ functions! {
         cuModuleGetLoadingMode(*mut c_int);
         cuCtxGetId(Option<Context>, *mut u64);
         cuGreenCtxDestroy(GreenContext);
+        cuStreamGetGreenCtx(Stream, *mut Option<GreenContext>);
         cuCtxRecordEvent(Context, Event);
         cuMemAdvise_v2(CUdeviceptr, usize, c_int, Location);
         cuFuncGetName(*mut *const c_char, Function);

@@ -40,6 +40,15 @@ pub fn enter_sheltered() -> Option<Guard> {
     Some(guard)
 }
 
+/// Acts as if this thread were in no hook: for a wait in one that holds nothing. A handler of a signal that comes meanwhile may call the driver, as
+/// it may where a thread waits in front of a hook; and where it jumps out of the wait, nobody comes back to say that the hook is over.
+pub fn outside<T>(act: impl FnOnce() -> T) -> T {
+    let depth = DEPTH.replace(0);
+    let done = act();
+    DEPTH.set(depth);
+    done
+}
+
 /// Whether this thread is in no hook.
 #[inline]
 pub fn is_outside() -> bool {
@@ -66,6 +75,8 @@ mod tests {
         assert!(enter().is_none());
         assert!(enter().is_none(), "an inner call that passed must not open the guard");
         assert!(std::thread::spawn(|| enter().is_some()).join().unwrap(), "other threads are not inside");
+        assert!(outside(|| enter().is_some()), "what is called in a wait is the program's");
+        assert!(enter().is_none(), "and the hook goes on behind it");
         drop(outer);
         assert!(enter().is_some());
     }

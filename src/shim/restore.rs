@@ -93,7 +93,12 @@ pub fn by_order(driver: &'static Driver) -> Result<u64, Unrestored> {
             shuttle.has_arrived(&source.reader, *id, address)
         });
         match arrived {
-            Ok(true) => loaded += bytes,
+            // Told as it comes: what fails later leaves what came before.
+            Ok(true) => {
+                loaded += bytes;
+                source.blocks += 1;
+                source.bytes += bytes;
+            }
             Ok(false) => {
                 return Err(anything(format!(
                     "{bytes} bytes at {address:#x} are not what {from} has when they are read again"
@@ -104,8 +109,6 @@ pub fn by_order(driver: &'static Driver) -> Result<u64, Unrestored> {
             }
         }
     }
-    source.blocks += pairs.len() as u64;
-    source.bytes += loaded;
     tracing::info!(
         target: "gpupool::memory", about = "restore",
         "{} blocks are back by their order, {} from {from}, in {:.2} s; each was read again and compared with its hashes",
@@ -218,7 +221,7 @@ pub fn by_name(driver: &'static Driver, named: &Named, block: &Block) -> Result<
     let begun = Instant::now();
     // Nothing moves meanwhile.
     let _inside = gate::enter_by_hand();
-    let loaded = Shuttle::for_bytes(driver, block.owner, block.home, *bytes).and_then(|mut shuttle| {
+    let loaded = Shuttle::for_bytes(driver, block.owner, block.home, *bytes).and_then(|shuttle| {
         shuttle.wait_for_context()?;
         shuttle.load(&source.reader, id, offset, *address, *bytes)
     });
@@ -278,12 +281,24 @@ fn of_job(folder: &Path) -> Option<Result<Reader, String>> {
     let Some(job) = jobs.into_iter().find_map(|listed| listed.told.ok()) else {
         return Some(Err(format!("{}: no image of the job there is whole", folder.display())));
     };
-    let own = process::rank().map_or(0, |rank| rank.number);
     let count = job.ranks.len();
+    // Of several hosts each has a rank of the same number there, so theirs are those of the whole job.
+    let rank = process::rank();
+    let own = match job.hosts.len() {
+        0 => Some(rank.map_or(0, |rank| rank.number)),
+        _ => rank.and_then(|rank| rank.overall),
+    };
+    let Some(own) = own else {
+        return Some(Err(format!(
+            "{}: it is of ranks on {} hosts, and no launcher has given this process its number in a whole job (RANK, SLURM_PROCID and the like)",
+            folder.display(),
+            job.hosts.len()
+        )));
+    };
     let Some(image) = job.ranks.iter().find(|image| image.rank == own) else {
         return Some(Err(format!("{}: it is of {count} ranks, and this process is rank {own}", folder.display())));
     };
-    if count > 1 && process::rank().is_none() {
+    if count > 1 && rank.is_none() {
         return Some(Err(format!(
             "{}: it is of {count} ranks, and no launcher has given this process a number (LOCAL_RANK and the like)",
             folder.display()

@@ -82,26 +82,46 @@ pub fn enter(export: &'static str, needs: Needs, default: DefaultStream, body: i
     {
         return code.0;
     }
+    BEFORE.act_if_due(export);
     DEFAULT_STREAM.set(default);
     let answer = body().err().unwrap_or(Code::SUCCESS).0;
-    if AFTER_ARMED.load(Ordering::Relaxed) {
-        let due = AFTER.lock().take_if(|(name, _)| *name == export);
-        if let Some((_, act)) = due {
-            AFTER_ARMED.store(false, Ordering::Relaxed);
-            act();
-        }
-    }
+    AFTER.act_if_due(export);
     answer
 }
 
-/// See `simcuda_after`.
-type After = (&'static str, extern "C" fn());
-static AFTER: Mutex<Option<After>> = Mutex::new(None);
-/// Spares its lock in the usual run without one.
-static AFTER_ARMED: AtomicBool = AtomicBool::new(false);
+/// An export, and what is called once beside its next call.
+type Act = (&'static str, extern "C" fn());
 
-pub fn set_after(after: Option<After>) {
-    let mut slot = AFTER.lock();
-    AFTER_ARMED.store(after.is_some(), Ordering::Relaxed);
-    *slot = after;
+/// What is due at one end of a call.
+pub struct Due {
+    act: Mutex<Option<Act>>,
+    /// Spares the lock in the usual run without one.
+    armed: AtomicBool,
+}
+
+/// See `simcuda_before` and `simcuda_after`.
+pub static BEFORE: Due = Due::new();
+pub static AFTER: Due = Due::new();
+
+impl Due {
+    const fn new() -> Self {
+        Self { act: Mutex::new(None), armed: AtomicBool::new(false) }
+    }
+
+    pub fn set(&self, act: Option<Act>) {
+        let mut slot = self.act.lock();
+        self.armed.store(act.is_some(), Ordering::Relaxed);
+        *slot = act;
+    }
+
+    fn act_if_due(&self, export: &str) {
+        if !self.armed.load(Ordering::Relaxed) {
+            return;
+        }
+        let due = self.act.lock().take_if(|(name, _)| *name == export);
+        if let Some((_, act)) = due {
+            self.armed.store(false, Ordering::Relaxed);
+            act();
+        }
+    }
 }

@@ -24,6 +24,16 @@ pub unsafe extern "C" fn simcuda_fault_arm(spec: In<c_char>) -> c_int {
     }
 }
 
+/// Has `act` called once, at the beginning of the next call of `export` on any thread and before its effect: what is between its
+/// caller's last look at something and the call takes as long as a test likes.
+///
+/// # Safety
+/// `export` is a zero-terminated string that lives on, or null for nothing to be called.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simcuda_before(export: In<c_char>, act: Option<extern "C" fn()>) {
+    boundary::BEFORE.set(export.text().ok().zip(act).filter(|_| !export.is_null()));
+}
+
 /// Has `act` called once, at the end of the next call of `export` on any thread and before it returns: what is between a
 /// call's effect and its caller's next step takes as long as a test likes.
 ///
@@ -31,7 +41,7 @@ pub unsafe extern "C" fn simcuda_fault_arm(spec: In<c_char>) -> c_int {
 /// `export` is a zero-terminated string that lives on, or null for nothing to be called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simcuda_after(export: In<c_char>, act: Option<extern "C" fn()>) {
-    boundary::set_after(export.text().ok().zip(act).filter(|_| !export.is_null()));
+    boundary::AFTER.set(export.text().ok().zip(act).filter(|_| !export.is_null()));
 }
 
 /// Driver calls of this process so far, refused ones and queries included.

@@ -1,9 +1,10 @@
 /*
  * abandoned CASE
  * A capture that ends otherwise than by cuStreamEndCapture: afterwards, freed memory is used again as before. Three quarters
- * of the GPU are allocated, freed and allocated again.
+ * of the GPU are allocated, freed and allocated again; and pinned memory, of which more than before each time.
  */
 #include "streams.h"
+#include "green.h"
 
 #include <pthread.h>
 
@@ -25,6 +26,10 @@ static void use_memory(void)
         SHOW(cuMemsetD8_v2(block, (unsigned char)i, large));
         SHOW(cuMemFree_v2(block));
     }
+    static size_t pinned = 1 * MIB;
+    void *host;
+    SHOW(cuMemHostAlloc(&host, pinned += MIB, 0));
+    SHOW(cuMemFreeHost(host));
 }
 
 static CUstream capturing(void)
@@ -64,6 +69,20 @@ int main(int argc, char **argv)
             pthread_t thread;
             REQUIRE(pthread_create(&thread, NULL, capture_and_leave, NULL) == 0);
             REQUIRE(pthread_join(thread, NULL) == 0);
+        } else if (strcmp(name, "green") == 0) {
+            /* On a stream of its own, and on the thread's default one there. */
+            for (int own = 0; own < 2; own++) {
+                CUgreenCtx green = green_on(0);
+                CUcontext context;
+                CUstream stream = NULL;
+                CHECK(cuCtxFromGreenCtx(&context, green));
+                CHECK(cuCtxSetCurrent(context));
+                if (own)
+                    CHECK(cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0));
+                CHECK(cuStreamBeginCapture_v2_ptsz(stream, mode));
+                CHECK(cuGreenCtxDestroy(green));
+                CHECK(cuCtxSetCurrent(primary));
+            }
         } else if (strcmp(name, "twice") == 0) {
             CUgraph graph;
             CUstream stream = capturing();

@@ -2,7 +2,8 @@
  * beside_captures WHEN
  * A free waits for a held kernel on one thread while another begins a capture in the same context: the capture is whole, and the
  * free still waits. WHEN is `first` for the first capture of the process, `later` for a later one, and `moment` for one that
- * begins just when the driver is asked for an event behind all work (simulated driver).
+ * begins when the driver has been asked for an event behind all work, `just_before` for one that would begin before that, when
+ * the library has seen that nobody captures (simulated driver).
  */
 #define _GNU_SOURCE
 #include "beside.h"
@@ -31,6 +32,18 @@ static void start_capture(void)
     REQUIRE(pthread_create(&capture.thread, NULL, capture_beside, &capture) == 0);
 }
 
+/* Fifty milliseconds for it to begin, which it must not use. */
+static void give_a_capture_time(void)
+{
+    struct timespec then, now;
+    start_capture();
+    clock_gettime(CLOCK_MONOTONIC, &then);
+    do {
+        sched_yield();
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (!atomic_load(&capture.begun) && (now.tv_sec - then.tv_sec) * 1000 + (now.tv_nsec - then.tv_nsec) / 1000000 < 50);
+}
+
 static void wait_until(atomic_int *set)
 {
     while (!atomic_load(set))
@@ -40,10 +53,10 @@ static void wait_until(atomic_int *set)
 int main(int argc, char **argv)
 {
     const char *when = argc > 1 ? argv[1] : "";
-    int is_moment = strcmp(when, "moment") == 0;
+    int is_moment = strcmp(when, "moment") == 0, is_before = strcmp(when, "just_before") == 0;
     Simulator simulator = find_simulator();
     pthread_t thread;
-    REQUIRE(simulator.after);
+    REQUIRE(simulator.before && simulator.after);
     open_gpu(&gpu, 0);
     capture.context = gpu.context;
     CHECK(cuStreamCreate(&capture.stream, CU_STREAM_NON_BLOCKING));
@@ -60,10 +73,12 @@ int main(int argc, char **argv)
         atomic_store(&freed, 0);
         if (is_moment)
             simulator.after("cuCtxRecordEvent", start_capture);
+        if (is_before)
+            simulator.before("cuCtxRecordEvent", give_a_capture_time);
         pthread_t guard = watch("a capture that begins beside a free");
         REQUIRE(pthread_create(&thread, NULL, free_block, NULL) == 0);
         wait_until(&frees);
-        if (!is_moment)
+        if (!is_moment && !is_before)
             start_capture();
         wait_until(&capture.begun);
         watch_ends(guard);

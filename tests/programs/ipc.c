@@ -453,19 +453,20 @@ static int knock(int nth)
     return found;
 }
 
-/* Sends a request and counts the descriptors that come back until the connection ends or answers. */
-static int descriptors_for(int connection, const void *request, size_t bytes)
+/* Sends a request and waits for the answer: its kind, 0 where the connection ends instead, and how many descriptors came with it. */
+static unsigned answer_to(int connection, const void *request, size_t bytes, int *descriptors)
 {
     char answer[8192];
     _Alignas(8) char control[2048];
     struct iovec part = {answer, sizeof answer};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    int count = 0;
+    unsigned kind;
     if (send(connection, request, bytes, MSG_NOSIGNAL) < 0 || recvmsg(connection, &message, 0) <= 0)
         return 0;
     for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
-        count += (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-    return count;
+        *descriptors += (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    memcpy(&kind, answer + 12, sizeof kind);
+    return kind;
 }
 
 /* What every message begins with. */
@@ -474,7 +475,7 @@ typedef struct __attribute__((packed)) {
     uint32_t version, kind, length;
 } Head;
 
-enum { VERSION = 3, SPEAKS = 0, HOLD = 0x100, CHUNKS = 0x101 };
+enum { SPEAKS = 0, HOLD = 0x100, CHUNKS = 0x101, HELD = 0x180 };
 
 static Head head_of(uint32_t version, uint32_t kind, size_t length)
 {
@@ -491,33 +492,61 @@ typedef struct __attribute__((packed)) {
     uint32_t first, most;
 } Request;
 
-/* All that anybody can know: names of sockets, and numbers and addresses, which are few enough to be tried. The first form
- * of the request has no secret, the second has a wrong one. */
+static Request request_for(const Slot *slot, uint32_t kind)
+{
+    /* Of the library's own version, or whoever is asked would look no further. */
+    uint32_t version;
+    Request request = {.most = 1};
+    memcpy(&version, slot->handle.reserved + 8, sizeof version);
+    memcpy(&request.block, slot->handle.reserved + 24, sizeof request.block + sizeof request.secret);
+    request.head = head_of(version, kind, kind == HOLD ? offsetof(Request, first) : sizeof request);
+    return request;
+}
+
+/* Whether a message on a new connection is answered, or else the right one behind it: a guess ends the connection, so that
+ * guesses are not cheap. */
+static int is_answered(int nth, const Slot *slot, const Request *forged, int *descriptors)
+{
+    Request right = request_for(slot, HOLD);
+    int connection = knock(nth);
+    REQUIRE(connection >= 0 && send(connection, forged, forged->head.length, MSG_NOSIGNAL) == (ssize_t)forged->head.length);
+    int answered = answer_to(connection, &right, right.head.length, descriptors) != 0;
+    close(connection);
+    return answered;
+}
+
+/* All that anybody can know: names of sockets, and numbers of blocks, which are few enough to be tried. Then the same with the secret,
+ * which shows that the messages are such as are obeyed. */
 static void forge(const char *name, const Slot *slot)
 {
-    int had = 0, asked = 0, connection;
+    Request hold = request_for(slot, HOLD), chunks = request_for(slot, CHUNKS), other;
+    int asked = 0, answered = 0, had = 0, connection;
     for (int nth = 0; (connection = knock(nth)) >= 0; nth++) {
-        struct __attribute__((packed)) {
-            Head head;
-            uint64_t block;
-            uint32_t first, most;
-        } plain = {head_of(VERSION, CHUNKS, sizeof plain), 0, 0, 1};
-        memcpy(&plain.block, slot->handle.reserved + 24, 8);
-        had += descriptors_for(connection, &plain, sizeof plain);
         close(connection);
-        for (uint64_t number = 1; number < 8; number++) {
-            for (uint32_t kind = HOLD; kind <= CHUNKS; kind++) {
-                size_t bytes = kind == HOLD ? offsetof(Request, first) : sizeof(Request);
-                Request guess = {head_of(VERSION, kind, bytes), number, {1, 2, 3}, 0, 1};
-                connection = knock(nth);
-                had += descriptors_for(connection, &guess, bytes);
-                /* A wrong secret ends the connection, so that guesses are not cheap. */
-                close(connection);
-                asked++;
+        /* No secret at all, and such as differ by a bit at either end. */
+        for (int wrong = 0; wrong < 3; wrong++, asked += 2) {
+            char secret[16] = {0};
+            if (wrong > 0) {
+                memcpy(secret, hold.secret, sizeof secret);
+                secret[wrong == 1 ? 0 : 15] ^= 1;
             }
+            other = hold;
+            memcpy(other.secret, secret, sizeof secret);
+            answered += is_answered(nth, slot, &other, &had);
+            other = chunks;
+            memcpy(other.secret, secret, sizeof secret);
+            answered += is_answered(nth, slot, &other, &had);
         }
+        /* Whoever knows the secret says first that it wants the block. */
+        answered += is_answered(nth, slot, &chunks, &had);
     }
-    printf("%s: %d descriptors, asked %s\n", name, had, asked ? "yes" : "no");
+    printf("%s: %d answered, %d descriptors, asked %s\n", name, answered, had, asked ? "yes" : "no");
+    connection = knock(0);
+    had = 0;
+    int held = answer_to(connection, &hold, hold.head.length, &had) == HELD;
+    answer_to(connection, &chunks, chunks.head.length, &had);
+    close(connection);
+    printf("%s: with the secret %d held, %d descriptors\n", name, held, had);
 }
 
 /* What comes back for some bytes, and whether the connection ends then. */

@@ -30,11 +30,13 @@ static void say_anchors(const char *when, CUdeviceptr pointer, size_t bytes)
 
 CUresult cuMulticastBindAddr(uint64_t multicast, size_t offset, CUdeviceptr pointer, size_t bytes, uint64_t flags);
 
-static CUdeviceptr bound;
+/* The block that a call is about, and what that is called. */
+static CUdeviceptr given_away;
+static const char *meanwhile;
 
-static void *say_bound(void *nothing)
+static void *say_meanwhile(void *nothing)
 {
-    say_anchors("while it is bound", bound, 8 * MIB);
+    say_anchors(meanwhile, given_away, 8 * MIB);
     return nothing;
 }
 
@@ -42,12 +44,37 @@ static void *say_bound(void *nothing)
 static void during_the_call(void)
 {
     pthread_t thread;
-    REQUIRE(pthread_create(&thread, NULL, say_bound, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    REQUIRE(pthread_create(&thread, NULL, say_meanwhile, NULL) == 0 && pthread_join(thread, NULL) == 0);
+}
+
+/* The driver's part of the next call of that name is over, and nobody has what it gave. */
+static void look_during(const Simulator *simulator, const char *call, const char *what, CUdeviceptr block)
+{
+    given_away = block;
+    meanwhile = what;
+    REQUIRE(simulator->after);
+    simulator->after(call, during_the_call);
+}
+
+static void *free_it(void *context)
+{
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuMemFree_v2(given_away));
+    return context;
+}
+
+static void free_during_the_call(void)
+{
+    pthread_t thread;
+    CUcontext context;
+    CHECK(cuCtxGetCurrent(&context));
+    REQUIRE(pthread_create(&thread, NULL, free_it, context) == 0 && pthread_join(thread, NULL) == 0);
 }
 
 int main(void)
 {
-    CUdeviceptr whole, several, freed, mapped;
+    CUdeviceptr whole, several, freed, mapped, bound;
+    Simulator s = find_simulator();
     CUipcMemHandle shared;
     uint64_t handle, other;
     int descriptor = -1;
@@ -70,8 +97,10 @@ int main(void)
 
     CHECK(cuMemAlloc_v2(&whole, 8 * MIB));
     iota(&kernels, NULL, whole, 8 * MIB / 4, 5);
+    look_during(&s, "cuMemRetainAllocationHandle", "before the handle is given", whole);
     SHOW(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)whole));
     say_anchors("retained", whole, 8 * MIB);
+    look_during(&s, "cuMemGetHandleForAddressRange", "before the descriptor is given", whole);
     SHOW(cuMemGetHandleForAddressRange(&descriptor, whole, 8 * MIB, DMA_BUF, 0));
     close(descriptor);
     say_anchors("and a descriptor given", whole, 8 * MIB);
@@ -100,10 +129,8 @@ int main(void)
     trim();
 
     /* Simulated GPUs have no multicast, so the call fails, and what it said before is taken back. */
-    Simulator s = find_simulator();
     CHECK(cuMemAlloc_v2(&bound, 8 * MIB));
-    if (s.after)
-        s.after("cuMulticastBindAddr", during_the_call);
+    look_during(&s, "cuMulticastBindAddr", "while it is bound", bound);
     SHOW(cuMulticastBindAddr(1, 0, bound, 8 * MIB, 0));
     say_anchors("refused", bound, 8 * MIB);
     CHECK(cuMemFree_v2(bound));
@@ -124,5 +151,11 @@ int main(void)
     CHECK(cuMemFree_v2(next));
     CHECK(cuMemFree_v2(neighbour));
     printf("all of it goes: %d\n", trim() >= 32 * MIB);
+
+    /* A block that another thread frees while it is shared. */
+    CHECK(cuMemAlloc_v2(&given_away, 8 * MIB));
+    s.after("cuMemExportToShareableHandle", free_during_the_call);
+    SHOW(cuIpcGetMemHandle(&shared, given_away));
+    SHOW(cuIpcGetMemHandle(&shared, given_away));
     return 0;
 }

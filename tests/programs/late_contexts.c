@@ -2,7 +2,7 @@
  * A GPU that gets its context after another one's memory was allocated reads and writes that memory all the same: in a context
  * that was made in this way, by kernels and by copies, and again in the GPU's next context. Needs two GPUs.
  *
- *   late_contexts retain|create|green|unseen|unseen_work [access]
+ *   late_contexts retain|create|green|unseen|unseen_work|unseen_launch [access]
  *
  * With "access" it also says whom the driver lets at the first block of GPU 0, which is meant for the library's memory alone.
  */
@@ -54,6 +54,29 @@ static CUcontext come(const char *way, CUgreenCtx *green)
     return context;
 }
 
+/* How many words of a block are wrong, by a launch that is the first call in its context that can be seen. */
+static uint64_t wrong_by_first_launch(CUdeviceptr block, uint64_t words, uint32_t start)
+{
+    CUresult (*load)(CUmodule *, const void *), (*find)(CUfunction *, CUmodule, const char *);
+    CUresult (*allocate)(CUdeviceptr *, size_t), (*fill)(CUdeviceptr, unsigned char, size_t);
+    *(void **)&load = unseen("cuModuleLoadData");
+    *(void **)&find = unseen("cuModuleGetFunction");
+    *(void **)&allocate = unseen("cuMemAlloc_v2");
+    *(void **)&fill = unseen("cuMemsetD8_v2");
+    CUmodule module;
+    CUfunction check;
+    CUdeviceptr counter;
+    uint64_t wrong;
+    CHECK(load(&module, KERNELS));
+    CHECK(find(&check, module, "check_iota_u32"));
+    CHECK(allocate(&counter, sizeof wrong));
+    CHECK(fill(counter, 0, sizeof wrong));
+    launch(check, NULL, (void *[]){&block, &words, &start, &counter});
+    CHECK(cuMemcpyDtoH_v2(&wrong, counter, sizeof wrong));
+    CHECK(cuMemFree_v2(counter));
+    return wrong;
+}
+
 /* Whom the driver lets at this memory, asked past the library. */
 static void say_access(CUdeviceptr block, const char *when)
 {
@@ -100,6 +123,9 @@ int main(int argc, char **argv)
 
         CUgreenCtx green = NULL;
         CUcontext second = come(way, &green);
+        uint64_t wrong = 0;
+        if (strcmp(way, "unseen_launch") == 0)
+            wrong = wrong_by_first_launch(blocks[4], SIZES[4] / 4, (uint32_t)(life * 100 + 4));
         CUdeviceptr copy;
         CUresult (*allocate)(CUdeviceptr *, size_t);
         *(void **)&allocate = unseen("cuMemAlloc_v2");
@@ -110,7 +136,7 @@ int main(int argc, char **argv)
             say_access(blocks[2], "both");
         Kernels there = load_kernels();
         printf("life %d: copied %llu wrong; read by kernels:", life,
-               (unsigned long long)count_wrong(&there, copy, SIZES[1] / 4, (uint32_t)(life * 100 + 1)));
+               (unsigned long long)(wrong + count_wrong(&there, copy, SIZES[1] / 4, (uint32_t)(life * 100 + 1))));
         for (int i = 0; i < BLOCKS; i++) {
             printf(" %llu", (unsigned long long)count_wrong(&there, blocks[i], SIZES[i] / 4, (uint32_t)(life * 100 + i)));
             iota(&there, NULL, blocks[i], SIZES[i] / 4, (uint32_t)(life * 1000 + i));

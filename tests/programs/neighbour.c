@@ -2,18 +2,22 @@
  * neighbour [GPU]: a program beside others on the same GPUs. Does what the lines of its standard input say on that GPU (0), and answers each with one line.
  *   take MIB         a block that it fills; how long that took in ms, or the driver's error
  *   own MIB          the same of memory of its own (cuMemCreate)
+ *   pin MIB          pinned memory, which it frees at once
  *   drop             frees the block that it took first
  *   check            all of them; how many words were not what they were
  *   churn S SEED MIB takes, checks and drops blocks at random for S seconds, MIB at most at once; rounds, wrong words, refusals, longest ms
  *   spin             a kernel that waits for the host; release: it ends
  *   faults LIST      the simulated driver's next calls fail so (SIMCUDA_FAULT)
  *   fork             a child that answers the driver's version, and ends
+ *   exit             it ends at once, with all that it has
+ *   exec             it becomes such a program anew
  */
 #define _GNU_SOURCE
 #include "held.h"
 #include "simulator.h"
 #include "vmm.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -110,7 +114,8 @@ static void churn(int seconds, unsigned seed, size_t most)
 
 int main(int arguments, char **values)
 {
-    char line[256];
+    /* A list of faults is long. */
+    static char line[1 << 16];
     int device = arguments > 1 ? atoi(values[1]) : 0;
     open_gpu(&gpu, device);
     CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
@@ -134,6 +139,11 @@ int main(int arguments, char **values)
             count++;
             fill_block(block);
             puts("made");
+        } else if (sscanf(line, "pin %d", &number) == 1) {
+            void *pinned = NULL;
+            CHECK(cuMemHostAlloc(&pinned, (size_t)number * MIB, 0));
+            CHECK(cuMemFreeHost(pinned));
+            puts("unpinned");
         } else if (strcmp(line, "drop") == 0) {
             drop(0);
             puts("dropped");
@@ -164,6 +174,14 @@ int main(int arguments, char **values)
             }
             REQUIRE(waitpid(child, &status, 0) == child);
             printf("child ended with %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+        } else if (strcmp(line, "exit") == 0) {
+            exit(0);
+        } else if (strcmp(line, "exec") == 0) {
+            /* What comes behind this line is for the one that follows. */
+            puts("it goes");
+            fflush(stdout);
+            execv("/proc/self/exe", values);
+            printf("error %d\n", errno);
         } else {
             printf("what is %s?\n", line);
         }

@@ -4,6 +4,7 @@
  *   other     the second one's number
  *   steps     how many both have done
  *   end       both end; words of their memory that were not what they should be
+ * With OTHER_SESSION the second one is rank 1 of a job whose rank 0 is the first one's, on a host of its own: its pages are in that folder.
  */
 #define _GNU_SOURCE
 #include "kernels.h"
@@ -16,7 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MOST = 1 << 20, LETTERS = 32, PASSES = 8 };
+/* What a rank's block counts up from says in which step, and which part of it, it was written. */
+enum { MOST = 1 << 20, LETTERS = 32, PASSES = 8, PARTS = 16 };
 
 /* Both processes have this. A step's flag is set by a kernel of the one whose it is, and waited for by a kernel of the other. */
 typedef struct {
@@ -42,15 +44,15 @@ static void work(int rank)
         CUdeviceptr theirs = flags + ((size_t)(1 - rank) * MOST + (size_t)step) * 4;
         uint32_t set = 1, last = 0;
         for (int pass = 0; pass < PASSES; pass++)
-            iota(&kernels, stream, block, words, (uint32_t)pass);
+            iota(&kernels, stream, block, words, (uint32_t)(step * PARTS + pass));
         CHECK(cuStreamSynchronize(stream));
         launch(kernels.fill, stream, (void *[]){&own, (void *)&one, &set});
         CHECK(cuLaunchKernel(kernels.wait_flag, 1, 1, 1, 1, 1, 1, 0, stream, (void *[]){&theirs}, NULL));
-        iota(&kernels, stream, block, words, (uint32_t)step);
+        iota(&kernels, stream, block, words, (uint32_t)(step * PARTS + PASSES));
         /* Memory that is not pinned: the driver waits in this call, as it does for a loss that is read. */
         CHECK(cuMemcpyDtoHAsync_v2(&last, block + words * 4 - 4, 4, stream));
         CHECK(cuStreamSynchronize(stream));
-        atomic_fetch_add(&shared->wrong[rank], last != (uint32_t)(step + words - 1));
+        atomic_fetch_add(&shared->wrong[rank], last != (uint32_t)(step * PARTS + PASSES + words - 1));
         if (rank == 0)
             atomic_store(&shared->steps, step + 1);
         if (step == atomic_load(&shared->last))
@@ -77,6 +79,11 @@ int main(void)
     if (other == 0) {
         /* It would wait for the first one for good. */
         REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+        const char *session = getenv("OTHER_SESSION");
+        if (session) {
+            REQUIRE(setenv("XDG_RUNTIME_DIR", session, 1) == 0);
+            REQUIRE(setenv("RANK", "1", 1) == 0);
+        }
         work(1);
         return 0;
     }

@@ -12,6 +12,7 @@
 
 typedef struct {
     int (*arm)(const char *specification);
+    void (*before)(const char *call, void (*act)(void));
     void (*after)(const char *call, void (*act)(void));
     uint64_t (*calls)(void);
     uint64_t (*used)(int device);
@@ -26,6 +27,7 @@ static inline Simulator find_simulator(void)
 {
     Simulator s;
     *(void **)&s.arm = dlsym(RTLD_DEFAULT, "simcuda_fault_arm");
+    *(void **)&s.before = dlsym(RTLD_DEFAULT, "simcuda_before");
     *(void **)&s.after = dlsym(RTLD_DEFAULT, "simcuda_after");
     *(void **)&s.calls = dlsym(RTLD_DEFAULT, "simcuda_calls");
     *(void **)&s.used = dlsym(RTLD_DEFAULT, "simcuda_used");

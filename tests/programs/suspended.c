@@ -6,6 +6,9 @@
  *   wrong            words that were not what they were
  *   signal           a signal for the first of them, which has a handler; handled: how often that ran
  *   reading          from here on the handler copies from a GPU as well
+ *   jumping          from here on the handler jumps to the beginning of a round of the thread's work
+ *   allocating       from here on the threads do nothing but allocate and free; working: they work again
+ *   quit             the process ends by _exit(4) as soon as a call comes back to one of them
  *   thread           the number that the first of them has with the system
  *   spin             a kernel that waits for the host, submitted by another thread; release: it ends
  *   fork             a child that answers the driver's version, and ends
@@ -13,6 +16,10 @@
  *   create MIB       by another thread, memory of the program's own, mapped and filled; allocated: whether it has
  *   keep MIB         by another thread, memory in a context of its own that it fills; kept: whether it has
  *   clear MIB        the same with zeros
+ *   make MIB [GPU]   the same in memory of the program's own (of a GPU on which it may have no context), of handles of 4 MiB that are mapped one after the other; every second one has no reference any
+ *                    more, and the first is mapped a second time, for GPU 0 to read
+ *   lend             the handle of the first of these is given out, so that it has to stay
+ *   handle           what the driver answers about the handle of the first, and about who may write to it where it is mapped the second time
  *   check            by another thread, what is kept; checked: how many words were wrong, or that it waits still
  *   drop             what is kept is freed; destroy: its context ends, by another thread; destroyed: whether it has
  *   atexit           the process's end counts in a handler what of that is wrong, and ends with 12 for nothing
@@ -48,6 +55,7 @@ static inline void fail_with(int code)
 
 #include <err.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <stdatomic.h>
@@ -63,7 +71,8 @@ static int working;
 static atomic_int ends, handled, first, is_allocated, running, has_left;
 static atomic_long rounds, wrong;
 
-static atomic_int is_reading;
+static atomic_int is_reading, is_jumping, is_allocating, quits;
+static sigjmp_buf beginning;
 static CUdeviceptr any_block;
 
 static void on_signal(int number)
@@ -75,6 +84,14 @@ static void on_signal(int number)
             abort();
     }
     atomic_fetch_add(&handled, 1);
+    if (atomic_load(&is_jumping))
+        siglongjmp(beginning, 1);
+}
+
+static void quit_if_asked(void)
+{
+    if (atomic_load(&quits))
+        _exit(4);
 }
 
 /* Memory of one kind; the last one is the program's own. */
@@ -109,12 +126,24 @@ static void *work(void *argument)
         blocks[kind] = memory_of(kind, device, &handle);
     if (number == 0)
         any_block = blocks[0];
-    for (uint32_t round = 0; !atomic_load(&ends); round++) {
-        for (int kind = 0; kind < KINDS; kind++)
+    for (volatile uint32_t round = 0; !atomic_load(&ends); round++) {
+        if (number == 0)
+            (void)sigsetjmp(beginning, 1);
+        while (atomic_load(&is_allocating)) {
+            CUdeviceptr passing;
+            CHECK(cuMemAlloc_v2(&passing, 3 * MIB));
+            CHECK(cuMemFree_v2(passing));
+            atomic_fetch_add(&rounds, 1);
+        }
+        for (int kind = 0; kind < KINDS; kind++) {
             iota(&kernels, stream, blocks[kind], sizes[kind] / 4, round * 7 + (uint32_t)kind);
+            quit_if_asked();
+        }
         CHECK(cuStreamSynchronize(stream));
+        quit_if_asked();
         for (int kind = 0; kind < KINDS; kind++)
             atomic_fetch_add(&wrong, (long)count_wrong(&kernels, blocks[kind], sizes[kind] / 4, round * 7 + (uint32_t)kind));
+        quit_if_asked();
         CUdeviceptr passing;
         CHECK(cuMemAlloc_v2(&passing, 3 * MIB));
         CHECK(cuMemsetD32_v2(passing, round, 3 * MIB / 4));
@@ -190,6 +219,66 @@ static void *clear(void *argument)
     CHECK(cuMemAlloc_v2(&kept, kept_bytes));
     CHECK(cuMemsetD32_v2(kept, 0, kept_bytes / 4));
     return NULL;
+}
+
+enum { PIECE = 4 * MIB };
+static uint64_t pieces[1024];
+static CUdeviceptr beside;
+
+static int made_on;
+
+static void *make(void *argument)
+{
+    CUmemAllocationProp properties = on_device(made_on);
+    CUmemAccessDesc access = {{ON_DEVICE, 0}, READ_WRITE}, reads = {{ON_DEVICE, 0}, 1};
+    kept_bytes = (size_t)(uintptr_t)argument * MIB;
+    REQUIRE(kept_bytes / PIECE <= sizeof pieces / sizeof *pieces);
+    CHECK(cuCtxCreate_v2(&own, 0, 0));
+    CHECK(cuMemAddressReserve(&kept, kept_bytes, 0, 0, 0));
+    for (size_t at = 0; at < kept_bytes / PIECE; at++) {
+        CHECK(cuMemCreate(&pieces[at], PIECE, &properties, 0));
+        CHECK(cuMemMap(kept + at * PIECE, PIECE, 0, pieces[at], 0));
+    }
+    CHECK(cuMemSetAccess(kept, kept_bytes, &access, 1));
+    CHECK(cuMemAddressReserve(&beside, PIECE, 0, 0, 0));
+    CHECK(cuMemMap(beside, PIECE, 0, pieces[0], 0));
+    CHECK(cuMemSetAccess(beside, PIECE, &reads, 1));
+    for (size_t at = 1; at < kept_bytes / PIECE; at += 2)
+        CHECK(cuMemRelease(pieces[at]));
+    uint32_t *words = malloc(kept_bytes);
+    REQUIRE(words);
+    for (size_t at = 0; at < kept_bytes / 4; at++)
+        words[at] = (uint32_t)(at * 2654435761u);
+    CHECK(cuMemcpyHtoD_v2(kept, words, kept_bytes));
+    free(words);
+    atomic_store(&is_kept, 1);
+    return NULL;
+}
+
+/* All of it goes, and the GPU has as much more. */
+static void unmake(void)
+{
+    for (size_t at = 0; at < kept_bytes / PIECE; at += 2)
+        CHECK(cuMemRelease(pieces[at]));
+    CHECK(cuMemUnmap(kept, kept_bytes));
+    CHECK(cuMemAddressFree(kept, kept_bytes));
+    CHECK(cuMemUnmap(beside, PIECE));
+    CHECK(cuMemAddressFree(beside, PIECE));
+    pieces[0] = 0;
+}
+
+static void tell_of_handle(void)
+{
+    CUmemAllocationProp properties;
+    CUmemLocation here = {ON_DEVICE, 0};
+    uint64_t flags = 0, again = 0, first = 0;
+    CHECK(cuMemGetAllocationPropertiesFromHandle(&properties, pieces[0]));
+    CHECK(cuMemGetAccess(&flags, &here, beside));
+    CHECK(cuMemRetainAllocationHandle(&again, (void *)kept));
+    CHECK(cuMemRelease(again));
+    CHECK(cuMemcpyDtoH_v2(&first, beside + 4, 4));
+    printf("on %d of kind %d, access %llu, %s, %s\n", properties.location.id, properties.location.kind, (unsigned long long)flags,
+           again == pieces[0] ? "the same" : "another", first == 2654435761u ? "right" : "wrong");
 }
 
 static long wrong_of_kept(void)
@@ -309,6 +398,15 @@ int main(void)
         } else if (strcmp(line, "reading") == 0) {
             atomic_store(&is_reading, 1);
             puts("it will");
+        } else if (strcmp(line, "jumping") == 0) {
+            atomic_store(&is_jumping, 1);
+            puts("it will");
+        } else if (strcmp(line, "allocating") == 0 || strcmp(line, "working") == 0) {
+            atomic_store(&is_allocating, *line == 'a');
+            puts("they will");
+        } else if (strcmp(line, "quit") == 0) {
+            atomic_store(&quits, 1);
+            puts("they will");
         } else if (strcmp(line, "thread") == 0) {
             printf("%d\n", atomic_load(&first));
         } else if (strcmp(line, "handled") == 0) {
@@ -346,6 +444,16 @@ int main(void)
         } else if (sscanf(line, "clear %d", &number) == 1) {
             REQUIRE(pthread_create(&other, NULL, clear, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
             puts("cleared");
+        } else if (sscanf(line, "make %d %d", &number, &made_on) >= 1) {
+            REQUIRE(pthread_create(&other, NULL, make, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
+            puts(atomic_load(&is_kept) ? "made" : "not");
+        } else if (strcmp(line, "lend") == 0) {
+            int descriptor = -1;
+            CHECK(cuMemExportToShareableHandle(&descriptor, pieces[0], POSIX_FD, 0));
+            puts("lent");
+        } else if (strcmp(line, "handle") == 0) {
+            CHECK(cuCtxSetCurrent(own));
+            tell_of_handle();
         } else if (strcmp(line, "check") == 0 || strcmp(line, "destroy") == 0) {
             atomic_store(&checked, -1);
             REQUIRE(pthread_create(&other, NULL, *line == 'c' ? check : destroy, NULL) == 0 && pthread_detach(other) == 0);
@@ -356,7 +464,10 @@ int main(void)
             puts(atomic_load(&is_destroyed) ? "yes" : "no");
         } else if (strcmp(line, "drop") == 0) {
             CHECK(cuCtxSetCurrent(own));
-            CHECK(cuMemFree_v2(kept));
+            if (pieces[0])
+                unmake();
+            else
+                CHECK(cuMemFree_v2(kept));
             puts("freed");
         } else if (strcmp(line, "atexit") == 0) {
             REQUIRE(atexit(at_exit) == 0);

@@ -251,6 +251,42 @@ fn a_program_that_is_killed_leaves_files_that_the_next_one_removes() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+/// What removes them ends with it.
+#[test]
+fn a_program_that_is_resumed_by_a_signal_and_ends_at_once_leaves_no_files() {
+    let folder = tempfile::tempdir().unwrap();
+    for _ in 0..3 {
+        let mut program = suspended("1x1GiB").start(None);
+        program.ask("keep 256");
+        at_work(&mut program, 1);
+        suspend_to(&program, folder.path());
+        assert!(!files(folder.path()).is_empty());
+        program.ask("quit");
+        program.tell("signal");
+        let (status, _kept) = program.end();
+        assert_eq!(status.code(), Some(4), "{status}");
+        let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
+        assert_eq!(left, Vec::<PathBuf>::new());
+    }
+}
+
+#[test]
+fn a_misspelt_word_makes_no_folder_and_the_answer_names_the_one_that_was_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 8");
+    let ended = gpupool(&program, &format!("suspend --to hosts {}", program.pid()));
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(!ended.status.success() && said.contains("neither any, peers nor host"), "{said}");
+    assert!(said.contains("./hosts"), "{said}");
+    let ended = gpupool(&program, &format!("{} {}", to_folder(folder.path()), program.pid()));
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(said.contains(&format!("left the GPUs for {}", folder.path().display())), "{said}");
+    told(&program, "resume");
+    is_right(&mut program);
+    ends_well(program);
+}
+
 #[test]
 fn a_command_that_is_killed_leaves_a_program_that_works_or_is_suspended() {
     let folder = tempfile::tempdir().unwrap();

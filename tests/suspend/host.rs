@@ -3,12 +3,14 @@
 use super::{MIB, at, at_work, ends_well, goes_on, gpupool, page, refused, suspended, told};
 use gpupool_metrics::Snapshot;
 use harness::{Run, Running, artifact_folder, eventually};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Has all of it go there.
 #[track_caller]
 fn suspend(program: &Running) -> u64 {
-    let left = told(program, "suspend --to host");
+    // As long as it takes where the processors are others', too.
+    let left = told(program, "suspend --to host --wait 60s");
     assert!(left["error"].is_null() && left["stayed_bytes"] == 0, "{left}");
     left["bytes"].as_u64().unwrap_or(0)
 }
@@ -135,7 +137,7 @@ fn the_end_of_the_process_brings_everything_back_for_its_handlers_and_a_child_ha
 }
 
 #[test]
-fn a_command_that_is_killed_leaves_a_program_that_works_or_is_suspended() {
+fn a_command_that_is_killed_before_it_has_answered_has_asked_for_nothing() {
     let mut program = suspended("1x1GiB").start(None);
     program.ask("keep 512");
     at_work(&mut program, 1);
@@ -144,19 +146,21 @@ fn a_command_that_is_killed_leaves_a_program_that_works_or_is_suspended() {
         let before = plain(&program);
         let mut command = Command::new(artifact_folder().join("gpupool"));
         command.args(["suspend", "--to", "host", &pid]).env("XDG_RUNTIME_DIR", program.session());
-        let mut child = command.env_remove("LD_PRELOAD").stderr(Stdio::null()).spawn().unwrap();
+        let mut child = command.env_remove("LD_PRELOAD").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         // From before it is heard to in the middle of copying.
         if round % 2 == 1 {
             let begun = |program: &Running| plain(program) > before + 32 * MIB;
             eventually("a beginning", || (begun(&program) || child.try_wait().unwrap().is_some()).then_some(()));
         }
         child.kill().unwrap();
-        child.wait().unwrap();
-        eventually("a program that can be asked", || {
-            let ended = gpupool(&program, &format!("resume {pid}"));
-            let text = String::from_utf8_lossy(&ended.stderr).into_owned();
-            (ended.status.success() || text.contains("is not suspended")).then_some(())
-        });
+        // A command that has not answered has asked for nothing: nobody has to resume the program.
+        if !child.wait_with_output().unwrap().stdout.is_empty() {
+            eventually("a program that can be asked", || {
+                let ended = gpupool(&program, &format!("resume {pid}"));
+                let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+                (ended.status.success() || text.contains("is not suspended")).then_some(())
+            });
+        }
         goes_on(&mut program);
     }
     is_right(&mut program);
@@ -213,6 +217,158 @@ fn a_call_of_the_driver_that_fails_on_the_way_there_or_back_loses_nothing() {
         }
     }
     assert!(refused > 3 && stuck > 3, "{refused} refused, {stuck} failed to come back");
+    program.ask("drop");
+    ends_well(program);
+}
+
+/// What the program hears of the first handle that it made, at both of its addresses.
+const ITS_HANDLE: &str = "on 0 of kind 1, access 1, the same, right";
+
+#[test]
+fn what_the_program_made_itself_goes_the_same_way() {
+    let mut program = suspended("2x1GiB").log().start(None);
+    assert_eq!(program.ask("make 256"), "made");
+    assert_eq!(program.ask("handle"), ITS_HANDLE);
+    at_work(&mut program, 2);
+    let before = page(&program).unwrap();
+    for _ in 0..3 {
+        let anonymous = plain(&program);
+        let bytes = suspend(&program);
+        assert!(bytes >= (256 + 2 * 40) * MIB, "{bytes}");
+        let added = plain(&program) - anonymous;
+        assert!((256 * MIB..bytes + 64 * MIB).contains(&added), "{added} for {bytes}");
+        let empty = |page: &Snapshot| page.levels.suspended > 0 && at(page, false) == 0;
+        let page = eventually("empty GPUs", || page(&program).filter(empty));
+        assert!((bytes..bytes + 16 * MIB).contains(&at(&page, true)), "{page:?}");
+        assert_eq!(told(&program, "resume")["bytes"].as_u64(), Some(bytes));
+        eventually("its memory given back", || (plain(&program) < anonymous + 64 * MIB).then_some(()));
+        is_right(&mut program);
+        assert_eq!(program.ask("handle"), ITS_HANDLE);
+        goes_on(&mut program);
+    }
+    let is_back = |page: &Snapshot| at(page, true) == at(&before, true) && page.levels.suspended == 0;
+    eventually("nothing on the host", || page(&program).filter(is_back));
+    program.ask("drop");
+    ends_well(program);
+}
+
+#[test]
+fn what_the_program_made_itself_on_a_gpu_without_a_context_goes_too() {
+    let mut program = suspended("2x1GiB").start(None);
+    assert_eq!(program.ask("make 64 1"), "made");
+    for _ in 0..2 {
+        assert_eq!(suspend(&program), 64 * MIB);
+        let back = told(&program, "resume");
+        assert_eq!((back["bytes"].as_u64(), back["stayed_bytes"].as_u64()), (Some(64 * MIB), Some(0)), "{back}");
+        is_right(&mut program);
+    }
+    program.ask("drop");
+    ends_well(program);
+}
+
+#[test]
+fn what_the_program_made_itself_goes_otherwise_where_somebody_else_knows_its_pages() {
+    let mut program = suspended("1x1GiB").log().start(None);
+    assert_eq!((program.ask("make 64"), program.ask("lend")), ("made".to_owned(), "lent".to_owned()));
+    let left = told(&program, "suspend --to host");
+    assert_eq!((left["bytes"].as_u64(), left["stayed_bytes"].as_u64()), (Some(60 * MIB), Some(4 * MIB)), "{left}");
+    told(&program, "resume");
+    is_right(&mut program);
+    assert_eq!(program.ask("handle"), ITS_HANDLE);
+    program.ask("drop");
+    ends_well(program);
+}
+
+/// It belongs to no context, and the last one is what it is copied back with.
+#[test]
+fn the_last_context_of_what_the_program_made_itself_ends_once_it_is_back() {
+    let mut program = suspended("1x1GiB").start(None);
+    assert_eq!(program.ask("make 64"), "made");
+    assert_eq!(suspend(&program), 64 * MIB);
+    let tasks = format!("/proc/{}/task", program.pid());
+    let threads = || -> Vec<_> {
+        let all = std::fs::read_dir(&tasks).unwrap();
+        all.flatten().map(|thread| thread.path()).collect()
+    };
+    let before = threads();
+    program.ask("destroy");
+    let sleeps = |thread: &PathBuf| {
+        let status = std::fs::read_to_string(thread.join("status")).unwrap_or_default();
+        !before.contains(thread) && status.contains("State:\tS")
+    };
+    eventually("a thread that waits", || threads().iter().any(sleeps).then_some(()));
+    assert_eq!(program.ask("destroyed"), "no");
+    assert_eq!(told(&program, "resume")["bytes"].as_u64(), Some(64 * MIB));
+    eventually("its end", || (program.ask("destroyed") == "yes").then_some(()));
+    program.ask("end");
+}
+
+#[test]
+fn what_the_program_made_itself_is_back_for_the_handlers_of_its_end() {
+    let mut program = suspended("1x1GiB").start(None);
+    assert_eq!((program.ask("make 64"), program.ask("atexit")), ("made".to_owned(), "registered".to_owned()));
+    suspend(&program);
+    assert_eq!(program.ask("fork"), "child ended with 7");
+    program.tell("exit");
+    let (status, _folder) = program.end();
+    assert_eq!(status.code(), Some(12), "{status}");
+}
+
+/// Another program has taken the GPU meanwhile.
+#[test]
+fn what_the_program_made_itself_lies_far_where_its_gpu_has_no_room_until_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("machine");
+    let mut program = suspended("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    assert_eq!(program.ask("make 300"), "made");
+    assert_eq!(suspend(&program), 300 * MIB);
+    let mut other = Run::program("suspended").sim("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    assert_eq!(other.ask("keep 900"), "kept");
+    let back = told(&program, "resume");
+    assert!(back["stayed_bytes"].as_u64() >= Some(200 * MIB) && back["error"].is_null(), "{back}");
+    is_right(&mut program);
+    assert_eq!(program.ask("handle"), ITS_HANDLE);
+    assert_eq!(other.ask("drop"), "freed");
+    let is_home = |page: &Snapshot| at(page, true) == 0;
+    eventually("all of it at home", || {
+        let _ = gpupool(&program, &format!("resume {}", program.pid()));
+        page(&program).filter(is_home)
+    });
+    is_right(&mut program);
+    assert_eq!(program.ask("handle"), ITS_HANDLE);
+    program.ask("drop");
+    ends_well(program);
+}
+
+#[test]
+fn a_call_of_the_driver_that_fails_loses_nothing_of_what_the_program_made_itself() {
+    let of = |(at, (call, round)): (u32, (&str, u32))| -> Vec<String> {
+        let code = [2, 999, 1][at as usize % 3];
+        (0..4).map(|time| format!("{call}:{}={code}", 20 + (at % 8 + time * 8) * round + time)).collect()
+    };
+    // Of each handle one is made, and is mapped in a window and at its addresses.
+    let own = [("cuMemCreate", 5), ("cuMemMap", 11), ("cuMemSetAccess", 8), ("cuMemUnmap", 8), ("cuMemRelease", 4)];
+    let calls = CALLS.into_iter().filter(|(call, _)| own.iter().all(|(other, _)| other != call)).chain(own);
+    let faults: Vec<String> = (0..).zip(calls).flat_map(of).collect();
+    let mut program = suspended("1x1GiB").env("SIMCUDA_FAULT", faults.join(",")).start(None);
+    assert_eq!(program.ask("make 20"), "made");
+    let (mut refused, mut stuck) = (0, 0);
+    for _ in 0..30 {
+        let left = told(&program, "suspend --to host");
+        if left["error"].is_null() {
+            let back = (0..8).map(|_| told(&program, "resume")).find(|back| {
+                stuck += u32::from(!back["error"].is_null());
+                back["error"].is_null()
+            });
+            assert!(back.is_some(), "it does not come back");
+        } else {
+            refused += 1;
+        }
+        is_right(&mut program);
+    }
+    eprintln!("{refused} refused, {stuck} failed to come back");
+    assert!(refused > 3 && stuck > 0, "{refused} refused, {stuck} failed to come back");
+    assert_eq!(program.ask("handle"), ITS_HANDLE);
     program.ask("drop");
     ends_well(program);
 }

@@ -48,3 +48,26 @@ fn a_handler_that_uses_a_gpu_itself_resumes_the_program() {
     }
     ends_well(program);
 }
+
+/// Nobody comes back to the wait, and the thread waits again at its next call.
+#[test]
+fn a_thread_that_jumps_out_of_a_handler_while_it_waits_resumes_the_program() {
+    let mut program = suspended("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    assert_eq!(program.ask("jumping"), "it will");
+    for times in 1..=4 {
+        // An allocation waits behind the gate, in the middle of its hook.
+        program.ask(if times % 2 == 0 { "allocating" } else { "working" });
+        goes_on(&mut program);
+        told(&program, "suspend --to host");
+        let traced = Traced::begin(program.ask("thread").parse().unwrap()).unwrap();
+        traced.sleeps_twice();
+        drop(traced);
+        assert_eq!(program.ask("signal"), "sent");
+        goes_on(&mut program);
+        assert_eq!(program.ask("handled"), times.to_string());
+    }
+    program.ask("working");
+    goes_on(&mut program);
+    ends_well(program);
+}

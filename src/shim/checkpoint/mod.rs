@@ -88,10 +88,15 @@ impl Drop for Busy {
     }
 }
 
+/// Whether an image of this process is being written. Its writer uses the GPUs, as the program does.
+pub fn is_under_way() -> bool {
+    IS_BUSY.load(Ordering::Acquire)
+}
+
 /// The process ends: an image that is being written is given up, so that nothing of it is left in its folder.
 fn give_up_for_end() {
     let until = Instant::now() + TO_GIVE_UP;
-    while IS_BUSY.load(Ordering::Acquire) && Instant::now() < until {
+    while is_under_way() && Instant::now() < until {
         std::thread::sleep(LOOK);
     }
 }

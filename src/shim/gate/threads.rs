@@ -7,6 +7,7 @@
 
 use super::Disturbed;
 use super::kernel::{self, Kernel};
+use crate::guard;
 use gpupool_pool::{Gate, Mark, Outside, Slot};
 use once_cell::race::OnceBox;
 use std::cell::Cell;
@@ -199,11 +200,12 @@ impl Drop for MovingByHand {
     }
 }
 
-/// For calls that pass no gate and would bring memory to a GPU that a suspended program has left: waits until it is resumed.
+/// For calls that pass no gate and would bring memory to a GPU that a suspended program has left: waits until it is resumed. For a thread that holds
+/// nothing.
 #[inline]
 pub fn wait_while_held() {
     if GATE.is_held() && !is_inside() {
-        GATE.wait_while_held();
+        guard::outside(|| GATE.wait_while_held());
     }
 }
 

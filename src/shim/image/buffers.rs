@@ -68,6 +68,16 @@ impl Buffers {
         }
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.shelf.count
+    }
+
+    /// Whether there is one that nobody may have any more.
+    pub fn has_lost(&self) -> bool {
+        self.shelf.state.lock().lost > 0
+    }
+
     /// Waits until none is lent.
     pub fn wait(&self) {
         drop(self.take_all());
@@ -125,6 +135,13 @@ impl AsRef<[u8]> for Lent {
         // SAFETY: pinned memory of `pin`, at least `bytes` of it, which nobody else has until this is dropped. Whoever copies into it reads
         // it only once that is over.
         unsafe { std::slice::from_raw_parts(self.start(), self.bytes) }
+    }
+}
+
+impl AsMut<[u8]> for Lent {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and no copy is on its way to it or from it.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes) }
     }
 }
 

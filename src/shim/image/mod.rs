@@ -18,14 +18,17 @@ mod tests;
 
 use crate::backing::mover;
 use crate::gate;
+use crate::guard;
 use crate::log;
 use crate::watch::context::{self, Lease};
 use buffers::{Buffers, Lent};
 use gpupool_cuda::{Context, CuResult, Driver, Stream};
 use gpupool_metrics::Identity;
-use gpupool_store::{Key, Meta, PART, Process, Reader, Writer};
+use gpupool_store::{Key, Meta, PART, Process, Reader, Writer, signals};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The fewest and the most buffers. As many as the store has threads that each work on one, and those that are being filled.
 const FEWEST: usize = 4;
@@ -89,6 +92,50 @@ fn parts(offset: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     })
 }
 
+/// Bytes of a stored block, and where they go.
+#[derive(Clone, Copy, Debug)]
+pub struct Stretch {
+    pub block: u64,
+    pub offset: u64,
+    pub address: u64,
+    pub bytes: u64,
+}
+
+/// What a thread loads at a time: bytes of a block that lie within what it has between two multiples of [`PART`].
+#[derive(Debug, PartialEq, Eq)]
+struct Cell {
+    block: u64,
+    offset: u64,
+    bytes: usize,
+    /// Where they go, one after the other: addresses, and how many bytes.
+    to: Vec<(u64, usize)>,
+}
+
+/// These stretches in the order in which they were stored. What lies in the same part is read once, however many chunks of the pool it goes to.
+fn cells(stretches: &[Stretch]) -> Vec<Cell> {
+    let mut stretches = stretches.to_vec();
+    stretches.sort_unstable_by_key(|stretch| (stretch.block, stretch.offset));
+    let mut cells: Vec<Cell> = Vec::new();
+    for Stretch { block, offset, address, bytes } in stretches {
+        for (done, bytes) in parts(offset, bytes) {
+            let (offset, address) = (offset + done, address + done);
+            let part = |offset: u64| offset / PART as u64;
+            match cells.last_mut() {
+                Some(cell)
+                    if cell.block == block
+                        && cell.offset + cell.bytes as u64 == offset
+                        && part(cell.offset) == part(offset) =>
+                {
+                    cell.bytes += bytes;
+                    cell.to.push((address, bytes));
+                }
+                _ => cells.push(Cell { block, offset, bytes, to: vec![(address, bytes)] }),
+            }
+        }
+    }
+    cells
+}
+
 /// Bytes that are on their way to a buffer.
 struct Filling {
     lent: Lent,
@@ -125,8 +172,7 @@ impl Shuttle {
         let lives = context::keep(context).ok_or(Failed::NoContext { gpu })?;
         let count = std::thread::available_parallelism().map_or(FEWEST, |many| many.get() + UNDER_WAY);
         let needed = usize::try_from(bytes.div_ceil(PART as u64)).unwrap_or(MOST).max(UNDER_WAY);
-        // Two halves take turns on the way back.
-        let count = count.clamp(FEWEST, MOST).min(needed).next_multiple_of(2);
+        let count = count.clamp(FEWEST, MOST).min(needed);
         let make = || {
             let _relaxed = driver.relax();
             let failed = |doing| move |result| Failed::Driver { gpu, doing, result };
@@ -236,30 +282,74 @@ impl Shuttle {
     }
 
     /// Brings bytes of a stored block back, from this offset of it on. All of them are there, and compared with their hashes, when it returns.
-    pub fn load(&mut self, reader: &Reader, block: u64, offset: u64, address: u64, bytes: u64) -> Result<(), Failed> {
-        let lost = Failed::NoContext { gpu: self.gpu };
-        let all = self.buffers.take_all().ok_or(lost)?;
-        let (first, second) = all.bytes.split_at_mut(all.bytes.len() / 2);
-        let halves = [first, second];
-        let mut done = 0;
-        let mut loaded = Ok(());
-        for turn in (0..UNDER_WAY).cycle() {
-            if done == bytes || loaded.is_err() {
+    pub fn load(&self, reader: &Reader, block: u64, offset: u64, address: u64, bytes: u64) -> Result<(), Failed> {
+        self.load_all(reader, &[Stretch { block, offset, address, bytes }])
+    }
+
+    /// Brings all of these back, by as many threads as there are buffers. Each reads, decompresses and copies on its own, so that while some wait for the disk
+    /// others compute: were they to wait for one another, either would lie idle in turn. All of it is there, and compared with its hashes, when this returns.
+    pub fn load_all(&self, reader: &Reader, stretches: &[Stretch]) -> Result<(), Failed> {
+        if self.buffers.has_lost() {
+            return Err(Failed::NoContext { gpu: self.gpu });
+        }
+        let cells = cells(stretches);
+        let next = AtomicUsize::new(0);
+        let failed = Mutex::new(None);
+        let work = |stream| {
+            let load = || {
+                let _relaxed = self.driver.relax();
+                let mut loaded = Ok(());
+                while loaded.is_ok() && failed.lock().is_none() {
+                    let Some(cell) = cells.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                    loaded = self.load_cell(reader, cell, stream);
+                }
+                loaded
+            };
+            let lost = Failed::NoContext { gpu: self.gpu };
+            if let Err(error) = context::within_own(self.driver, self.handle, load).unwrap_or(Err(lost)) {
+                failed.lock().get_or_insert(error);
+            }
+        };
+        let (threads, mut streams) = (self.buffers.count().min(cells.len()), self.streams.iter().copied().cycle());
+        let own = self.streams[UNDER_WAY - 1];
+        std::thread::scope(|scope| {
+            let work = &work;
+            // Where the system has no thread to spare, fewer load.
+            for stream in streams.by_ref().take(threads.saturating_sub(1)) {
+                let body = move || {
+                    // Every driver call of this thread is ours.
+                    let _inside = guard::enter();
+                    work(stream);
+                };
+                if signals::spawn_in(scope, body).is_err() {
+                    break;
+                }
+            }
+            work(own);
+        });
+        failed.into_inner().map_or(Ok(()), Err)
+    }
+
+    fn load_cell(&self, reader: &Reader, cell: &Cell, stream: Stream) -> Result<(), Failed> {
+        let mut lent = self.buffers.take(cell.bytes);
+        reader.read_here(cell.block, cell.offset, lent.as_mut())?;
+        let mut from = lent.start().cast_const();
+        let mut copied = Ok(());
+        for &(address, bytes) in &cell.to {
+            // SAFETY: the stream lives as long as this does. The pieces of a cell are as long as it is, and the buffer is written to again once
+            // the stream was waited for.
+            copied = unsafe { self.driver.copy_to_device(stream, address, from, bytes as u64) }.ok();
+            if copied.is_err() {
                 break;
             }
-            let length = (bytes - done).min(halves[turn].len() as u64);
-            let piece = &mut halves[turn][..usize::try_from(length).unwrap_or(0)];
-            loaded = self.load_piece(reader, (block, offset + done), piece, self.streams[turn], address + done);
-            done += length;
+            from = from.wrapping_add(bytes);
         }
-        // Both halves are somebody else's from here on.
-        let waited = self.streams.map(|stream| self.wait_for(stream));
-        if waited.iter().any(Result::is_err) {
-            // Not even that is certain.
-            std::mem::forget(all);
-            self.buffers.lose_all();
+        if let Err(failed) = self.wait_for(stream) {
+            // Nobody knows whether the copy is over.
+            lent.lose();
+            return Err(failed);
         }
-        loaded.and(waited.into_iter().collect())
+        copied.map_err(self.failed("a copy to the GPU"))
     }
 
     /// Reads back what was loaded into a whole block, and compares it with the block's hashes; `false`: it is something else.
@@ -291,25 +381,6 @@ impl Shuttle {
             }
         }
         Ok(true)
-    }
-
-    fn load_piece(
-        &self,
-        reader: &Reader,
-        (block, offset): (u64, u64),
-        piece: &mut [u8],
-        stream: Stream,
-        address: u64,
-    ) -> Result<(), Failed> {
-        // What this half held is on the GPU then.
-        self.wait_for(stream)?;
-        reader.read_into(block, offset, piece)?;
-        let copy = || {
-            let _relaxed = self.driver.relax();
-            // SAFETY: the stream lives as long as this does, and the half is written to again once the stream was waited for.
-            unsafe { self.driver.copy_to_device(stream, address, piece.as_ptr(), piece.len() as u64) }.ok()
-        };
-        self.within(copy).map_err(self.failed("a copy to the GPU"))
     }
 
     fn within<T>(&self, act: impl FnOnce() -> Result<T, CuResult>) -> Result<T, CuResult> {

@@ -14,9 +14,7 @@ pub const PAUSE: Duration = Duration::from_millis(100);
 /// With whom it is agreed when the program stops.
 pub trait Agreement {
     /// For how long one try holds up a program that does not come to rest.
-    fn hold(&mut self) -> Duration {
-        Duration::from_millis(500)
-    }
+    fn hold(&mut self) -> Duration;
     /// Returns when the program may be stopped; `false`: nobody wants that any more.
     fn may_close(&mut self) -> bool;
     /// It has stopped. Returns whether it stays so; else it goes on, and it is tried again.
@@ -29,10 +27,23 @@ pub trait Agreement {
     fn is_disturbed(&mut self, disturbed: &Disturbed);
 }
 
+/// How long the first tries hold a program up that nobody else waits for, and after how many of them the next ones do so for twice as
+/// long, up to four times. What a program has under way at once may take longer than half a second where its processors or its GPUs
+/// are not its own.
+const HOLD: Duration = Duration::from_millis(500);
+const TRIES: u32 = 4;
+
 /// With nobody.
-pub struct Alone;
+#[derive(Default)]
+pub struct Alone {
+    tries: u32,
+}
 
 impl Agreement for Alone {
+    fn hold(&mut self) -> Duration {
+        HOLD * (1 << (self.tries / TRIES).min(2))
+    }
+
     fn may_close(&mut self) -> bool {
         true
     }
@@ -42,6 +53,23 @@ impl Agreement for Alone {
     }
 
     fn is_disturbed(&mut self, _: &Disturbed) {
+        self.tries += 1;
         std::thread::sleep(PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_come_to_rest_is_held_up_for_longer_and_not_for_long() {
+        let mut alone = Alone::default();
+        let mut held = Vec::new();
+        for _ in 0..16 {
+            held.push(alone.hold().as_millis());
+            alone.tries += 1;
+        }
+        assert_eq!(held, [[500; 4], [1000; 4], [2000; 4], [2000; 4]].concat());
     }
 }

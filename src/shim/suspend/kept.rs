@@ -12,6 +12,7 @@ use crate::backing::open::Opened;
 use crate::image::Failed;
 use crate::image::crew::{self, Crew, Part, Way};
 use crate::image::plain::Plain;
+use crate::serve::handles::by_hand;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Transfer;
@@ -42,9 +43,9 @@ impl Kept {
         let mut at = plain.start();
         let mut places = Ranges::default();
         let mut of: BTreeMap<(u64, u32), Vec<Part>> = BTreeMap::new();
-        for &Range { block, address, bytes } in ranges {
+        for &Range { owner, home, address, bytes } in ranges {
             places.0.insert(address, (bytes, at));
-            of.entry((block.owner, block.home)).or_default().push(Part { address, host: at, bytes });
+            of.entry((owner, home)).or_default().push(Part { address, host: at, bytes });
             at += bytes as usize;
         }
         let crews: Result<Vec<(Crew, Vec<Part>)>, Failed> = of
@@ -74,10 +75,12 @@ impl Kept {
         self.ranges.lock().at(address).is_some()
     }
 
-    /// What of it is where GPUs reach it again, by the pool's books, is needed no more.
+    /// What of it is where GPUs reach it again, by the pool's books and those of the program's own memory, is needed no more.
     pub fn look_what_arrived(&self, opened: &Opened) {
         let rows = opened.pool.mapped().into_iter().filter(|row| !row.place.is_stored());
-        self.arrived(rows.map(|row| (row.address, row.address + row.bytes)));
+        let own = by_hand::all().into_iter().filter(|own| !own.place.is_stored());
+        let own = own.map(|own| (own.address, own.address + own.bytes));
+        self.arrived(rows.map(|row| (row.address, row.address + row.bytes)).chain(own));
     }
 
     /// These ranges, of a first and a last address, are elsewhere: of what is kept of them, nothing is needed any more.

@@ -17,6 +17,7 @@
 //! a disk (`stored.rs`) comes back first; where it cannot, the program stays suspended and can be resumed again.
 
 mod agreement;
+mod coming_back;
 mod kept;
 mod parting;
 mod put;
@@ -154,7 +155,7 @@ pub fn suspend(
         }
         Target::Peers => Ok((None, None)),
     };
-    let (put, full) = match put {
+    let (mut put, full) = match put {
         Ok(put) => put,
         Err(why) => {
             // What has left is on peers.
@@ -170,6 +171,23 @@ pub fn suspend(
         let (left, rest) = parting::leave(opened, driver, &held, leaves, None, &mut |_, _| {});
         parted.extend(left);
         stayed = rest;
+        // A call that asks for memory passes no gate, and one that was under way when the program was stopped may have been given some since.
+        let more = match &put {
+            Some(Put::Host(_)) if parting::has_come(&stayed) => {
+                let leaves = Leaves::Suspended { target, put: None, full: None };
+                parting::keep(opened, driver, leaves, &goes_on, &mut |_, _| {}).unwrap_or((None, None))
+            }
+            _ => (None, None),
+        };
+        if let (Some(more), full) = more {
+            if let Some(put) = &mut put {
+                put.join(more);
+            }
+            let leaves = Leaves::Suspended { target, put: put.as_ref(), full: full.as_ref() };
+            let (left, rest) = parting::leave(opened, driver, &held, leaves, None, &mut |_, _| {});
+            parted.extend(left);
+            stayed = rest;
+        }
     }
     let moved = parted.iter().map(Parted::bytes).sum();
     let refusal = match stayed.first() {
@@ -285,7 +303,8 @@ pub fn is_freezable() -> Result<Done, String> {
     let opened = open::opened().ok_or("it has no pool")?;
     let rows = opened.pool.mapped().into_iter().filter(|row| !row.place.is_stored());
     let mapped: u64 = rows.map(|row| row.bytes).sum();
-    let own: u64 = by_hand::all().iter().map(|own| own.bytes).sum();
+    let own = by_hand::all().into_iter().filter(|own| !own.place.is_stored());
+    let own: u64 = own.map(|own| own.bytes).sum();
     let what = match (mapped, own, ipc::is_any_imported()) {
         (0, 0, false) => return Ok(Done::default()),
         (0, 0, true) => "memory of other processes is open in it".to_owned(),
@@ -321,7 +340,7 @@ pub fn keep_empty() {
 /// As of [`suspend`].
 pub fn suspend_by_itself(target: &Target, deadline: Instant) -> Result<Done, String> {
     gate::whoever_waits_asks(true);
-    let done = suspend(target, deadline, &|| true, &mut Alone, &mut |_, _| {});
+    let done = suspend(target, deadline, &|| true, &mut Alone::default(), &mut |_, _| {});
     if done.is_err() {
         gate::whoever_waits_asks(false);
     }
@@ -426,7 +445,7 @@ fn settle_in(state: &mut Option<Suspended>, until: Instant) -> Result<(), String
     let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { return Ok(()) };
     let Some(Suspended { held, put, settles: Some((since, bytes)), .. }) = &*state else { return Ok(()) };
     let left = match put.as_ref().and_then(Put::on_host) {
-        Some(kept) => parting::settle(opened, driver, held, kept, until),
+        Some(kept) => coming_back::settle(opened, driver, held, kept, until),
         None => Ok(0),
     };
     match left {
@@ -467,11 +486,11 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     let begun = Instant::now();
     let left = parted.clone();
     let back = match (open::opened(), process::driver()) {
-        (Some(opened), Some(driver)) => parting::come_back(opened, driver, &held, parted, put.as_ref(), progress),
+        (Some(opened), Some(driver)) => coming_back::come_back(opened, driver, &held, parted, put.as_ref(), progress),
         _ => Ok((0, 0)),
     };
     if let (Ok(_), Some(opened)) = (&back, open::opened()) {
-        vacate::remember(parting::not_back(opened, &left));
+        vacate::remember(coming_back::not_back(opened, &left));
     }
     let (moved, stayed) = match back {
         Ok(back) => back,
@@ -488,13 +507,15 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     IS_REMOVING.store(put.as_ref().is_some_and(|put| put.on_disk().is_some()), Ordering::Release);
     IS_PUT.store(false, Ordering::Release);
     *FAILED.lock() = None;
+    // A program that ends at once, or becomes another, leaves no file behind.
+    let rest = put.map(Put::unname);
     drop(held);
     SINCE.store(0, Ordering::Relaxed);
     drop(state);
     // The program goes on meanwhile.
     let took = begun.elapsed();
-    if let Some(put) = put {
-        put.remove();
+    if let Some(rest) = rest {
+        rest.end();
         IS_REMOVING.store(false, Ordering::Release);
     }
     told_anew();

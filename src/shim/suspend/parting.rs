@@ -4,36 +4,39 @@
 use super::Target;
 use super::kept::Kept;
 use super::put::Put;
-use super::stored::{Range, Stored, Unread};
+use super::stored::{Range, Stored};
 use crate::backing::open::Opened;
 use crate::backing::{host, residence, terms};
 use crate::gate::{Closed, Held, Limits};
-use crate::serve::handles;
+use crate::serve::handles::by_hand::{self, Own};
+use crate::serve::memory::by_hand::Unplaced;
 use crate::tiers;
 use crate::watch::context;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
-use gpupool_pool::{Block, FRAME, Mapped, MoveError, Moved, Piece, Place, Stopped, Wish};
+use gpupool_pool::{Block, FRAME, MoveError, Moved, Piece, Place, Stopped, Wish};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// What moves at a time, so that the end of the process waits for no more: as much as makes the calls that surround it cheap. More where a
 /// chunk or block is larger.
-const BATCH: u64 = 1 << 30;
+pub(super) const BATCH: u64 = 1 << 30;
 /// What is copied to plain memory before it leaves one GPU: half a second's work. What copies it is made anew for each, which takes a twentieth of that.
 const AT_ONCE: u64 = 16 << 30;
 
 /// How often something is tried beside a call that ends a context, and how long that is waited for each time.
 const TRIES: u32 = 20;
+/// Who owns the program's own memory, in the terms of [`gpupool_pool::Block::owner`].
+const NOBODY: u64 = u64::MAX;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// What is to leave, and where it may go.
 #[derive(Clone, Copy)]
 pub enum Leaves<'a> {
     /// All that lies on GPUs which the program works on, since it is suspended. `put`: what leaves for where it was copied already; nothing else
-    /// may, but to peers: a block that another thread was given meanwhile is not among it. `full`: why not all was copied.
-    Suspended { target: &'a Target, put: Option<&'a Put>, full: Option<&'a Why> },
+    /// may, but to peers: a block that another thread was given meanwhile is not among it. `full`: what was not copied.
+    Suspended { target: &'a Target, put: Option<&'a Put>, full: Option<&'a Full> },
     /// What lies on this GPU, while the program goes on; `lent`: only what is for other GPUs. So many bytes at least, of others' first, and
     /// no more than `cap`.
     Gpu { gpu: u32, lent: bool, most: u64, cap: u64, onto: Onto<'a> },
@@ -48,8 +51,26 @@ pub enum Onto<'a> {
     /// What was copied already goes there, and the program's own memory to peers and to the host. As for [`Leaves::Suspended`].
     Put {
         put: &'a Put,
-        full: Option<&'a Why>,
+        full: Option<&'a Full>,
     },
+}
+
+/// What was not copied to where it was to go, for lack of room there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Full {
+    why: Why,
+    /// By their first addresses, the last ones.
+    ranges: BTreeMap<u64, u64>,
+}
+
+impl Full {
+    fn new(why: Why, ranges: &[Range]) -> Self {
+        Self { why, ranges: ranges.iter().map(|range| (range.address, range.address + range.bytes)).collect() }
+    }
+
+    fn has(&self, address: u64) -> bool {
+        self.ranges.range(..=address).next_back().is_some_and(|(_, end)| address < *end)
+    }
 }
 
 impl<'a> Leaves<'a> {
@@ -92,8 +113,8 @@ impl<'a> Leaves<'a> {
         }
     }
 
-    /// Why not all of it was.
-    fn full(self) -> Option<&'a Why> {
+    /// What of it was not.
+    fn full(self) -> Option<&'a Full> {
         match self {
             Self::Suspended { full, .. } | Self::Gpu { onto: Onto::Put { full, .. }, .. } => full,
             Self::Gpu { .. } => None,
@@ -176,6 +197,8 @@ pub struct Why {
 }
 
 const FREED: &str = "freed";
+/// Of what was not there yet when all of it was copied.
+const CAME: &str = "came";
 /// Of what was not tried any more, since the time was over.
 const LATE: &str = "late";
 
@@ -201,7 +224,12 @@ impl Why {
         Self::new("streams", text)
     }
 
-    fn nowhere() -> Self {
+    /// Of what a call was given that was under way when the program was stopped: nobody has copied it.
+    fn came() -> Self {
+        Self::new(CAME, "the program was given it while the rest left")
+    }
+
+    pub(super) fn nowhere() -> Self {
         Self::new("nowhere", "there is no other place that it may lie at")
     }
 }
@@ -223,14 +251,15 @@ fn ranges(stretches: &[Stretch], is_left: impl Fn(Place) -> bool) -> Vec<Range> 
         |piece: &&Piece<Physical>| piece.anchors.is_empty() && !piece.place.is_stored() && is_left(piece.place);
     let frames = |block: Block, piece: &Piece<Physical>| {
         let address = piece.address / FRAME * FRAME;
-        Range { block, address, bytes: (piece.address + piece.bytes).next_multiple_of(FRAME) - address }
+        let bytes = (piece.address + piece.bytes).next_multiple_of(FRAME) - address;
+        Range { owner: block.owner, home: block.home, address, bytes }
     };
     let of = |(block, pieces): &(Block, Vec<Piece<Physical>>)| -> Vec<Range> {
         pieces.iter().filter(leaves).map(|piece| frames(*block, piece)).collect()
     };
     let mut ranges: Vec<Range> = stretches.iter().flat_map(of).collect();
     // Each owner's one after the other: what copies them is made for one owner.
-    ranges.sort_by_key(|range| (range.block.home, range.block.owner, range.address));
+    ranges.sort_by_key(|range| (range.home, range.owner, range.address));
     ranges
 }
 
@@ -255,9 +284,9 @@ pub fn store(
         .map(|stored| Some(Put::Disk(Box::new(stored))))
 }
 
-/// Copies as much of the pool's memory that is to leave to plain memory of the host as there is room for; `None` where that is nothing, and why it was not
-/// all. Of one GPU about as much as [`AT_ONCE`], and only what may lie on the host; there is room for a further [`BATCH`] on the host, which takes it over
-/// ([`settle`]).
+/// Copies as much of the pool's memory that is to leave to plain memory of the host as there is room for, and of a suspended program's own; `None` where that is
+/// nothing, and why it was not all. Of one GPU about as much as [`AT_ONCE`], and only what may lie on the host; there is room for a further [`BATCH`] on the host,
+/// which takes it over ([`settle`]).
 ///
 /// # Errors
 /// Why not, in words.
@@ -267,7 +296,7 @@ pub fn keep(
     leaves: Leaves<'_>,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(Option<Put>, Option<Why>), String> {
+) -> Result<(Option<Put>, Option<Full>), String> {
     let (mut near, own) = chosen(opened, leaves);
     if matches!(leaves, Leaves::Gpu { .. }) {
         near.retain(|(block, _)| host_for(opened, block.home).is_some());
@@ -279,10 +308,16 @@ pub fn keep(
         });
         near.truncate(first.map(<[Stretch]>::len).sum());
     }
-    let mut ranges = ranges(&near, |place| leaves.place(place));
+    // Where the program goes on, what it made itself goes straight to where GPUs reach it.
+    let is_suspended = matches!(leaves, Leaves::Suspended { .. });
+    let (keeps, own): (Vec<Own>, Vec<Own>) =
+        own.into_iter().partition(|own| is_suspended && by_hand::may_go(own.address, own.asked));
+    let range = |own: Own| Range { owner: NOBODY, home: own.asked, address: own.address, bytes: own.bytes };
+    // What the program made itself comes first: where the driver has to make memory on the host for it, that takes as much of it.
+    let ranges: Vec<Range> = keeps.into_iter().map(range).chain(ranges(&near, |place| leaves.place(place))).collect();
     let accounts = opened.pool.accounts();
     let mut hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host()).peekable();
-    let Some(&first) = hosts.peek() else { return Ok((None, Some(Why::nowhere()))) };
+    let Some(&first) = hosts.peek() else { return Ok((None, Some(Full::new(Why::nowhere(), &ranges)))) };
     let allowed: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
     let own = own.into_iter().map(|own| own.bytes).sum();
     let mut there = host::available().unwrap_or(u64::MAX);
@@ -290,16 +325,10 @@ pub fn keep(
         there -= BATCH.min(there / 2);
     }
     // What is in plain memory already will be the host's as well.
-    let mut room = allowed.saturating_sub(accounts.taken(Place::Pageable)).min(there).saturating_sub(own);
+    let room = allowed.saturating_sub(accounts.taken(Place::Pageable)).min(there).saturating_sub(own);
     let lacks = ranges.iter().map(|range| range.bytes).sum::<u64>().saturating_sub(room);
-    ranges.retain(|range| {
-        let fits = range.bytes <= room;
-        if fits {
-            room -= range.bytes;
-        }
-        fits
-    });
-    let full = (lacks > 0).then(|| Why::full(first, lacks));
+    let (ranges, left_out) = fitting(ranges, room);
+    let full = (lacks > 0).then(|| Full::new(Why::full(first, lacks), &left_out));
     if ranges.is_empty() {
         return Ok((None, full));
     }
@@ -312,72 +341,21 @@ pub fn keep(
     Kept::copy(driver, &ranges, &mut heard).map(|kept| (Some(Put::Host(kept)), full))
 }
 
-/// The first place on the host that memory of this GPU may go to while its program goes on.
-fn host_for(opened: &Opened, home: u32) -> Option<Place> {
-    opened.plan.order(home).into_iter().find(|place| place.is_host() && tiers::keeps_atomics(opened, *place))
-}
-
-/// Has what was put in plain memory become memory of the host that GPUs reach, a batch after the other until `until`, and gives the plain memory of each back;
-/// how many bytes are left.
-///
-/// # Errors
-/// Nothing more of it found a place; why, in words.
-pub fn settle(
-    opened: &'static Opened,
-    driver: &'static Driver,
-    held: &Held,
-    kept: &Kept,
-    until: Instant,
-) -> Result<u64, String> {
-    kept.reading(driver, |unread| {
-        loop {
-            // Of what was freed meanwhile nothing is left there either. All work is over, so this waits for nothing.
-            let gpus: Vec<u32> = opened.plan.members.keys().copied().collect();
-            opened.pool.trim(Some(Place::Pageable), None, &gpus);
-            let wishes = put_down(opened);
-            let left = |wishes: &[Wish]| wishes.iter().map(|wish| wish.bytes).sum::<u64>();
-            let before = left(&wishes);
-            if wishes.is_empty() || Instant::now() >= until {
-                return Ok(before);
-            }
-            let mut sum = 0;
-            let count = wishes.iter().take_while(|wish| {
-                let goes = sum < BATCH;
-                sum += wish.bytes;
-                goes
-            });
-            let batch = &wishes[..count.count()];
-            let mut why = None;
-            if let Err(cause) = rearrange(opened, driver, held, batch) {
-                why = Some(cause);
-                for wish in batch.iter().take_while(|_| unread.why().is_none()) {
-                    nearest(opened, driver, held, *wish);
-                }
-            }
-            let after = put_down(opened);
-            kept.look_what_arrived(opened);
-            if left(&after) >= before {
-                return Err(unread.why().or(why.map(|why| why.text)).unwrap_or_else(|| Why::nowhere().text));
-            }
+/// What of these there is room for, one after the other, and the rest.
+fn fitting(ranges: Vec<Range>, room: u64) -> (Vec<Range>, Vec<Range>) {
+    let mut room = room;
+    ranges.into_iter().partition(|range| {
+        let fits = range.bytes <= room;
+        if fits {
+            room -= range.bytes;
         }
+        fits
     })
 }
 
-/// What of blocks lies in plain memory, each to go to the host.
-fn put_down(opened: &Opened) -> Vec<Wish> {
-    let mut wishes: Vec<Wish> = Vec::new();
-    for (block, pieces) in opened.pool.stretches() {
-        let to = host_for(opened, block.home).unwrap_or(Place::Gpu(block.home));
-        for piece in pieces.iter().filter(|piece| piece.place == Place::Pageable) {
-            match wishes.last_mut() {
-                Some(last) if last.address + last.bytes == piece.address && last.address >= block.address => {
-                    last.bytes += piece.bytes;
-                }
-                _ => wishes.push(Wish { address: piece.address, bytes: piece.bytes, to }),
-            }
-        }
-    }
-    wishes
+/// The first place on the host that memory of this GPU may go to while its program goes on.
+pub(super) fn host_for(opened: &Opened, home: u32) -> Option<Place> {
+    opened.plan.order(home).into_iter().find(|place| place.is_host() && tiers::keeps_atomics(opened, *place))
 }
 
 /// Has everything that `leaves` names leave. From `until` on nothing more is begun, and what is left stayed because it was late
@@ -401,7 +379,12 @@ pub fn leave(
     if leaves.is_put() {
         let pieces = near.iter().flat_map(|(_, pieces)| pieces);
         for piece in pieces.filter(|piece| leaves.place(piece.place) && !leaves.piece(piece)) {
-            let why = if piece.anchors.is_empty() { leaves.full().cloned() } else { Some(Why::pages()) };
+            let why = match leaves.full().filter(|full| full.has(piece.address)) {
+                _ if !piece.anchors.is_empty() => Some(Why::pages()),
+                Some(full) => Some(full.why.clone()),
+                // Of one GPU not everything is copied at once.
+                None => matches!(leaves, Leaves::Suspended { .. }).then(Why::came),
+            };
             if let Some(why) = why {
                 *leaving.stayed.entry(why).or_default() += piece.bytes;
             }
@@ -428,23 +411,22 @@ pub fn leave(
         Parted::Pooled { address, from, .. } => !there.contains(&(*address, *from)),
         Parted::Own { .. } => true,
     });
-    for handles::by_hand::Own { address, bytes, asked, place } in own {
+    for Own { address, bytes, asked, place } in own {
         if is_over() {
             *leaving.stayed.entry(late()).or_default() += bytes;
             continue;
         }
-        let targets = leaving.order(asked);
         let mut why = leaves.why_nowhere();
-        let went = targets.into_iter().any(|to| {
-            let stop = || held.stop(driver, &Limits::default()).ok();
-            match handles::by_hand::move_behind(driver, opened, address, bytes, to, asked, stop) {
-                Ok(()) => true,
-                Err(unplaced) => {
-                    why = Why::new("own", unplaced.in_words());
-                    false
-                }
-            }
-        });
+        let stop = || held.stop(driver, &Limits::default()).ok();
+        let mut has_gone = |gone: Result<(), Unplaced>| {
+            gone.inspect_err(|unplaced| why = Why::new("own", unplaced.in_words())).is_ok()
+        };
+        let is_kept = leaves.put().and_then(Put::on_host).is_some_and(|kept| kept.has(address));
+        let went = is_kept && has_gone(by_hand::put_away(driver, address, bytes, stop))
+            || leaving
+                .order(asked)
+                .into_iter()
+                .any(|to| has_gone(by_hand::move_behind(driver, opened, address, bytes, to, asked, stop)));
         if went {
             parted.push(Parted::Own { address, bytes, asked, from: place });
         } else {
@@ -464,7 +446,7 @@ fn there(leaves: Leaves<'_>, pieces: &[Piece<Physical>]) -> u64 {
 }
 
 /// What `leaves` names, of the pool and of the program's own memory.
-fn chosen(opened: &Opened, leaves: Leaves<'_>) -> (Vec<Stretch>, Vec<handles::by_hand::Own>) {
+fn chosen(opened: &Opened, leaves: Leaves<'_>) -> (Vec<Stretch>, Vec<Own>) {
     let mut near: Vec<Stretch> = opened
         .pool
         .stretches()
@@ -472,10 +454,9 @@ fn chosen(opened: &Opened, leaves: Leaves<'_>) -> (Vec<Stretch>, Vec<handles::by
         .filter(|(block, pieces)| leaves.concerns(block.home) && pieces.iter().any(|piece| leaves.place(piece.place)))
         .collect();
     // What the program made itself is no memory of the pool's, and goes to the host where that goes to a disk.
-    let leaves_own = |own: &handles::by_hand::Own| {
-        matches!(own.place, Place::Gpu(_)) && leaves.concerns(own.asked) && leaves.place(own.place)
-    };
-    let mut own: Vec<_> = handles::by_hand::all().into_iter().filter(leaves_own).collect();
+    let leaves_own =
+        |own: &Own| matches!(own.place, Place::Gpu(_)) && leaves.concerns(own.asked) && leaves.place(own.place);
+    let mut own: Vec<_> = by_hand::all().into_iter().filter(leaves_own).collect();
     if let Leaves::Gpu { gpu, most, cap, .. } = leaves {
         let pooled = near.iter().map(|(block, pieces)| (block.home == gpu, there(leaves, pieces)));
         let kept = least(&pooled.chain(own.iter().map(|own| (own.asked == gpu, own.bytes))).collect::<Vec<_>>(), most);
@@ -525,6 +506,11 @@ fn least(all: &[(bool, u64)], most: u64) -> Vec<bool> {
     chosen
 }
 
+/// Whether memory stayed only because it was not there yet when the rest was copied.
+pub fn has_come(stayed: &Stayed) -> bool {
+    stayed.iter().any(|(_, why)| why.cause == CAME)
+}
+
 /// Whether memory stayed only because there was no time for it.
 pub fn is_late(why: &Why) -> bool {
     why.cause == LATE
@@ -541,7 +527,7 @@ fn places_before(block: &Block, pieces: &[Piece<Physical>], leaves: Leaves<'_>) 
     pieces.iter().filter(|piece| leaves.place(piece.place)).map(of).collect()
 }
 
-type Stretch = (Block, Vec<Piece<Physical>>);
+pub(super) type Stretch = (Block, Vec<Piece<Physical>>);
 
 /// Neighbours that stand on one chunk together, since a chunk moves as a whole, and so many that it is worth it.
 fn batches(all: &[Stretch]) -> impl Iterator<Item = &[Stretch]> {
@@ -656,7 +642,7 @@ impl Leaving<'_> {
     }
 }
 
-fn rearrange(opened: &Opened, driver: &'static Driver, held: &Held, wishes: &[Wish]) -> Result<Moved, Why> {
+pub(super) fn rearrange(opened: &Opened, driver: &'static Driver, held: &Held, wishes: &[Wish]) -> Result<Moved, Why> {
     for _ in 0..TRIES {
         let stop = || held.stop(driver, &Limits::default()).ok().map(Quiet);
         match opened.pool.rearrange(wishes, stop) {
@@ -720,185 +706,18 @@ pub fn displaced(opened: &Opened, gpu: u32, room: u64) -> Vec<Parted> {
     fits.collect()
 }
 
-/// What could not come back although it has to, since it is mapped nowhere: why, and all that is elsewhere still.
-pub type Stuck = (String, Vec<Parted>);
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Has all of this come back; bytes that came, and that did not.
-///
-/// # Errors
-/// Something is where no GPU reaches it still.
-pub fn come_back(
-    opened: &'static Opened,
-    driver: &'static Driver,
-    held: &Held,
-    parted: Vec<Parted>,
-    put: Option<&Put>,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<(u64, u64), Stuck> {
-    let Some(put) = put else {
-        return Ok(bring_back(opened, driver, held, &parted, None, progress));
-    };
-    let mut why = None;
-    let back = put.reading(driver, |unread| {
-        let (mut moved, mut stayed) = bring_back(opened, driver, held, &parted, Some((put, unread)), progress);
-        let left = still_put(opened, &parted);
-        if unread.why().is_none() && !left.is_empty() {
-            // It was there before anybody said otherwise, and the program cannot go on without it.
-            let _waived = terms::waive(left.iter().map(Parted::from));
-            let (came, _) = bring_back(opened, driver, held, &left, Some((put, unread)), &mut |_, _| {});
-            moved += came;
-            stayed = stayed.saturating_sub(came);
-        }
-        why = unread.why();
-        (moved, stayed)
-    });
-    // Of what was freed meanwhile, nothing is left there either. All work is over, so this waits for nothing.
-    let gpus: Vec<u32> = opened.plan.members.keys().copied().collect();
-    opened.pool.trim(Some(put.place()), None, &gpus);
-    let is_stored = |(_, pieces): &Stretch| pieces.iter().any(|piece| piece.place.is_stored());
-    let left: Vec<Stretch> = opened.pool.stretches().into_iter().filter(is_stored).collect();
-    match (back, left.first()) {
-        (Ok(back), None) => Ok(back),
-        // Nothing of it was needed.
-        (Err(_), None) => Ok((0, 0)),
-        (Ok(_), Some((block, pieces))) => {
-            let bytes = pieces.iter().filter(|piece| piece.place.is_stored()).map(|piece| piece.bytes).sum();
-            let nowhere = || {
-                let order = opened.plan.order(block.home);
-                let places: Vec<String> = order.iter().map(Place::to_string).collect();
-                format!("{} of it have room nowhere: of {} none has as much", format_size(bytes), places.join(", "))
-            };
-            Err((why.unwrap_or_else(nowhere), parted))
-        }
-        (Err(why), Some(_)) => Err((why, parted)),
+    #[test]
+    fn what_there_was_no_room_for_is_told_from_what_came_later() {
+        let range = |address, bytes| Range { owner: 1, home: 0, address, bytes };
+        let (kept, left_out) = fitting(vec![range(100, 40), range(200, 30), range(300, 20), range(400, 10)], 60);
+        assert_eq!(kept.iter().map(|range| range.address).collect::<Vec<_>>(), [100, 300]);
+        let full = Full::new(Why::full(Place::Host(0), 40), &left_out);
+        let has: Vec<u64> =
+            [99, 100, 199, 200, 229, 230, 300, 399, 400, 409, 410].into_iter().filter(|at| full.has(*at)).collect();
+        assert_eq!(has, [200, 229, 400, 409]);
     }
-}
-
-/// What of this lies neither where it lay nor at home now, which is never worse.
-pub fn not_back(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
-    let blocks: BTreeMap<u64, (u64, u32)> =
-        opened.pool.stretches().iter().map(|(block, _)| (block.address, (block.id, block.home))).collect();
-    let own = handles::by_hand::all();
-    let is_away = |parted: &&Parted| match **parted {
-        Parted::Pooled { block, start, address, bytes, from } => {
-            let Some((_, home)) = blocks.get(&start).filter(|(id, _)| *id == block) else { return false };
-            let is_there = |piece: &Piece<Physical>| piece.place == from || piece.place == Place::Gpu(*home);
-            !opened.pool.pieces(address, bytes).iter().all(is_there)
-        }
-        Parted::Own { address, from, .. } => own.iter().any(|own| own.address == address && own.place != from),
-    };
-    parted.iter().filter(|parted| matches!(parted.from(), Place::Gpu(_))).filter(is_away).copied().collect()
-}
-
-/// What of this has not come back from where nothing of it is mapped.
-fn still_put(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
-    let stretches = opened.pool.stretches();
-    let pieces = stretches.iter().flat_map(|(_, pieces)| pieces).filter(|piece| piece.place.is_stored());
-    let stored: Vec<(u64, u64)> = pieces.map(|piece| (piece.address, piece.address + piece.bytes)).collect();
-    let is_stored = |parted: &&Parted| match **parted {
-        Parted::Pooled { address, bytes, .. } => {
-            let next = stored.partition_point(|(_, end)| *end <= address);
-            stored.get(next).is_some_and(|(start, _)| *start < address + bytes)
-        }
-        Parted::Own { .. } => false,
-    };
-    parted.iter().filter(is_stored).copied().collect()
-}
-
-/// As [`come_back`], as far as it goes: nothing more is tried once something that is mapped nowhere could not be read.
-pub fn bring_back(
-    opened: &'static Opened,
-    driver: &'static Driver,
-    held: &Held,
-    parted: &[Parted],
-    put: Option<(&Put, &Unread)>,
-    progress: &mut dyn FnMut(u64, u64),
-) -> (u64, u64) {
-    let is_unread = || put.is_some_and(|(_, unread)| unread.why().is_some());
-    let arrived = || put.into_iter().for_each(|(put, _)| put.look_what_arrived(opened));
-    // A block that was freed meanwhile has nothing to come back.
-    let parted = living(opened, parted.to_vec());
-    let total = parted.iter().map(Parted::bytes).sum();
-    progress(0, total);
-    let (mut moved, mut stayed) = (0, 0);
-    let mut batch: Vec<Wish> = Vec::new();
-    let mut back = |batch: &mut Vec<Wish>, moved: &mut u64, stayed: &mut u64| {
-        let wishes = std::mem::take(batch);
-        if is_unread() {
-            return;
-        }
-        match rearrange(opened, driver, held, &wishes) {
-            Ok(Moved { anchored, shared, .. }) => {
-                let all: u64 = wishes.iter().map(|wish| wish.bytes).sum();
-                // In whole frames, of which the last one of a block is not always full.
-                let kept = (anchored + shared).min(all);
-                *moved += all - kept;
-                *stayed += kept;
-                arrived();
-            }
-            Err(_) => {
-                for wish in wishes {
-                    if is_unread() {
-                        break;
-                    }
-                    match nearest(opened, driver, held, wish) {
-                        Some(place) if place == wish.to || !place.is_host() => *moved += wish.bytes,
-                        // What was freed meanwhile has nowhere to come back to.
-                        None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
-                        _ => *stayed += wish.bytes,
-                    }
-                    arrived();
-                }
-            }
-        }
-        progress(*moved + *stayed, total);
-    };
-    for parted in parted {
-        match parted {
-            Parted::Pooled { address, bytes, from, .. } => {
-                let is_ill = |piece: &Piece<Physical>| terms::is_place_left_alone(piece.place);
-                if opened.pool.pieces(address, bytes).iter().any(is_ill) {
-                    stayed += bytes;
-                    continue;
-                }
-                batch.push(Wish { address, bytes, to: from });
-                if batch.iter().map(|wish| wish.bytes).sum::<u64>() >= BATCH {
-                    back(&mut batch, &mut moved, &mut stayed);
-                }
-            }
-            Parted::Own { address, bytes, asked, from } => {
-                back(&mut batch, &mut moved, &mut stayed);
-                if is_unread() {
-                    continue;
-                }
-                let stop = || held.stop(driver, &Limits::default()).ok();
-                match handles::by_hand::move_behind(driver, opened, address, bytes, from, asked, stop) {
-                    Ok(()) => moved += bytes,
-                    Err(_) => stayed += bytes,
-                }
-            }
-        }
-    }
-    back(&mut batch, &mut moved, &mut stayed);
-    (moved, stayed)
-}
-
-/// Where a range has room now: where it was, or on another GPU of the pool; and for what is mapped nowhere, on the host.
-fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) -> Option<Place> {
-    let gpu = match wish.to {
-        Place::Gpu(gpu) => Some(gpu),
-        Place::Host(_) | Place::Disk | Place::Pageable => None,
-    };
-    let home = opened.pool.block_at(wish.address).map(|block| block.home).or(gpu);
-    let others = home.map(|home| opened.plan.order(home)).unwrap_or_default();
-    let is_here = |row: &Mapped| (row.address..row.address + row.bytes).contains(&wish.address);
-    let is_stored = opened.pool.mapped().iter().any(|row| row.place.is_stored() && is_here(row));
-    // What lies on a GPU already is no better off on another one that is not its own.
-    let is_on_gpu =
-        opened.pool.pieces(wish.address, 1).first().is_some_and(|piece| matches!(piece.place, Place::Gpu(_)));
-    let may = |place: &Place| (is_stored || matches!(place, Place::Gpu(_)) && !is_on_gpu) && *place != wish.to;
-    let others = others.into_iter().filter(may);
-    std::iter::once(wish.to).chain(others).find(|&to| {
-        rearrange(opened, driver, held, &[Wish { to, ..wish }]).is_ok_and(|moved| moved.anchored + moved.shared == 0)
-    })
 }

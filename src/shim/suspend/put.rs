@@ -1,7 +1,7 @@
 //! Where memory of a suspended program is that left without being mapped anywhere else.
 
 use super::kept::Kept;
-use super::stored::{Stored, Unread};
+use super::stored::{Stored, Unnamed, Unread};
 use crate::backing::open::Opened;
 use gpupool_cuda::Driver;
 use gpupool_pool::Place;
@@ -70,10 +70,26 @@ impl Put {
         }
     }
 
-    /// All is back.
-    pub fn remove(self) {
+    /// All is back: nobody finds it any more. It takes as much room as before until [`Rest::end`], or until the process ends.
+    pub fn unname(self) -> Rest {
         match self {
-            Self::Disk(stored) => stored.remove(),
+            Self::Disk(stored) => Rest::Disk(Box::new(stored.unname())),
+            Self::Host(kept) => Rest::Host(kept),
+        }
+    }
+}
+
+/// What is needed no more, and takes room.
+pub enum Rest {
+    Disk(Box<Unnamed>),
+    Host(Kept),
+}
+
+impl Rest {
+    /// Gives that back, which takes as long as there is much of it.
+    pub fn end(self) {
+        match self {
+            Self::Disk(unnamed) => unnamed.end(),
             Self::Host(kept) => drop(kept),
         }
     }

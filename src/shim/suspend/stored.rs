@@ -12,10 +12,10 @@
 //! [`Place::Disk`]: gpupool_pool::Place::Disk
 
 use crate::backing::mover::{self, Load};
-use crate::image::{self, Failed, Shuttle};
+use crate::image::{self, Failed, Shuttle, Stretch};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_metrics::{Identity, Life};
-use gpupool_pool::{Block, Transfer};
+use gpupool_pool::Transfer;
 use gpupool_store::{About, Options, Reader, Which, Writer, Written};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -36,10 +36,12 @@ pub struct Stored {
     ranges: Arc<BTreeMap<u64, (u64, u64)>>,
 }
 
-/// A range of frames to be stored.
+/// A range to be stored: of frames of the pool, or of the program's own memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
-    pub block: Block,
+    /// Whose context copies it ([`gpupool_pool::Block::owner`]), on which GPU.
+    pub owner: u64,
+    pub home: u32,
     pub address: u64,
     pub bytes: u64,
 }
@@ -70,7 +72,7 @@ impl Stored {
         match stored.reader().map_err(words) {
             Ok(_) => Ok(stored),
             Err(why) => {
-                stored.remove();
+                stored.unname().end();
                 Err(why)
             }
         }
@@ -106,10 +108,28 @@ impl Stored {
         Ok(mover::loading(load, || act(&unread)))
     }
 
-    /// All is back.
-    pub fn remove(self) {
+    /// All is back: its files are in no folder any more, and open, so that the system gives their room back at the latest when the process ends.
+    pub fn unname(self) -> Unnamed {
         let Self { folder, written, .. } = self;
-        if let Err(error) = written.remove() {
+        let unnamed = written.unname();
+        if unnamed.is_ok() {
+            remove_empty(&folder);
+        }
+        Unnamed { folder, unnamed }
+    }
+}
+
+/// Files that are in no folder any more.
+pub struct Unnamed {
+    folder: PathBuf,
+    unnamed: gpupool_store::Result<gpupool_store::Unnamed>,
+}
+
+impl Unnamed {
+    /// Gives their room back.
+    pub fn end(self) {
+        let Self { folder, unnamed } = self;
+        if let Err(error) = unnamed.and_then(gpupool_store::Unnamed::end) {
             tracing::warn!(
                 target: "gpupool::memory", about = "suspend",
                 "what was stored of this program is back in its memory, and its files could not be removed: {error}"
@@ -149,14 +169,14 @@ fn write(
     let mut done = 0;
     let mut shuttle: Option<(Shuttle, (u64, u32))> = None;
     let failed = |failed: Failed| failed.to_string();
-    for (id, Range { block, address, bytes }) in (0..).zip(ranges) {
+    for (id, Range { owner, home, address, bytes }) in (0..).zip(ranges) {
         let key = writer.block(About { id, address: *address, bytes: *bytes, ..About::default() }).map_err(words)?;
-        let whose = (block.owner, block.home);
+        let whose = (*owner, *home);
         if shuttle.as_ref().is_none_or(|(_, known)| *known != whose) {
             if let Some((mut last, _)) = shuttle.take() {
                 last.saved(&writer).map_err(failed)?;
             }
-            shuttle = Some((Shuttle::new(driver, block.owner, block.home).map_err(failed)?, whose));
+            shuttle = Some((Shuttle::new(driver, *owner, *home).map_err(failed)?, whose));
         }
         let Some((shuttle, _)) = &mut shuttle else { continue };
         for at in (0..*bytes).step_by(STEP as usize) {
@@ -179,32 +199,46 @@ fn write(
 fn loader(driver: &'static Driver, reader: Reader, ranges: Arc<BTreeMap<u64, (u64, u64)>>, unread: Unread) -> Load {
     let mut shuttle: Option<(Shuttle, (u64, u32))> = None;
     Box::new(move |owner, gpu, transfers| {
-        let mut load = |&Transfer { from, to, bytes, .. }: &Transfer| -> Result<(), String> {
+        let mut load = || -> Result<(), String> {
             let words = |failed: Failed| failed.to_string();
             if shuttle.as_ref().is_none_or(|(_, known)| *known != (owner, gpu)) {
                 shuttle = None;
                 shuttle = Some((Shuttle::new(driver, owner, gpu).map_err(words)?, (owner, gpu)));
             }
-            let Some((shuttle, _)) = &mut shuttle else { return Ok(()) };
-            let mut at = 0;
-            while at < bytes {
-                let found = ranges.range(..=from + at).next_back();
-                let found = found.filter(|(address, (length, _))| from + at < **address + length);
-                let Some((address, (length, id))) = found else {
-                    return Err(format!("{:#x} was not stored; this is a mistake of gpupool", from + at));
-                };
-                let offset = from + at - address;
-                let length = (length - offset).min(bytes - at);
-                shuttle.load(&reader, *id, offset, to + at, length).map_err(words)?;
-                at += length;
+            let Some((shuttle, _)) = &shuttle else { return Ok(()) };
+            let mut stretches = Vec::new();
+            for transfer in transfers {
+                stretches_of(&ranges, transfer, &mut stretches)?;
             }
-            Ok(())
+            // All at once: a disk that is asked for one chunk after the other lies idle at the end of each.
+            shuttle.load_all(&reader, &stretches).map_err(words)
         };
-        transfers.iter().try_for_each(&mut load).map_err(|why| {
+        load().map_err(|why| {
             unread.note(why);
             CuResult::INVALID_VALUE
         })
     })
+}
+
+/// Adds what of the store has the bytes of a transfer.
+fn stretches_of(
+    ranges: &BTreeMap<u64, (u64, u64)>,
+    &Transfer { from, to, bytes, .. }: &Transfer,
+    stretches: &mut Vec<Stretch>,
+) -> Result<(), String> {
+    let mut at = 0;
+    while at < bytes {
+        let found = ranges.range(..=from + at).next_back();
+        let found = found.filter(|(address, (length, _))| from + at < **address + length);
+        let Some((address, (length, id))) = found else {
+            return Err(format!("{:#x} was not stored; this is a mistake of gpupool", from + at));
+        };
+        let offset = from + at - address;
+        let length = (length - offset).min(bytes - at);
+        stretches.push(Stretch { block: *id, offset, address: to + at, bytes: length });
+        at += length;
+    }
+    Ok(())
 }
 
 /// Makes the folder that was asked for, if it is not there. Whether it can be trusted, the store sees.

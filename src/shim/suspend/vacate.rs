@@ -8,6 +8,7 @@
 //! (RESULTS.md), and the GPU is free at once. The program stands still until that is memory of the host which GPUs reach ([`super::settle`]): for longer in
 //! one go than by slices, and no longer in all.
 
+use super::coming_back;
 use super::parting::{self, Leaves, Onto, Parted, Why};
 use super::put::Put;
 use super::{Agreement, BUSY, Done, STATE, Suspended, hold, opened, told_anew};
@@ -274,7 +275,7 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     let mut away = AWAY.lock().remove(&gpu).unwrap_or_default();
     // It may have come to its own GPU by another way.
     if let Some(opened) = open::opened() {
-        away = parting::not_back(opened, &away);
+        away = coming_back::not_back(opened, &away);
     }
     let total: u64 = away.iter().map(Parted::bytes).sum();
     let (mut moved, mut stayed) = (0, 0);
@@ -304,8 +305,8 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
         while Instant::now() < until && !away.is_empty() {
             // Nothing is on a disk while the program is not suspended.
             let next = next_of(&mut away);
-            let (came, not) = parting::bring_back(opened, driver, &held, &next, None, &mut |_, _| {});
-            left.extend(parting::not_back(opened, &next));
+            let (came, not) = coming_back::bring_back(opened, driver, &held, &next, None, &mut |_, _| {});
+            left.extend(coming_back::not_back(opened, &next));
             moved += came;
             stayed += not;
             progress(moved + stayed, total);
@@ -351,6 +352,10 @@ fn uuid(gpu: u32) -> String {
 struct Gently(Duration);
 
 impl Agreement for Gently {
+    fn hold(&mut self) -> Duration {
+        SLICE
+    }
+
     fn may_close(&mut self) -> bool {
         true
     }
@@ -514,9 +519,9 @@ pub fn take_back(gpu: u32, room: u64) -> u64 {
     };
     match hold(driver, Instant::now() + SLICE, &|| true, &mut Gently(SHORT_BREATH)) {
         Ok(held) => {
-            let (came, _) = parting::bring_back(opened, driver, &held, &back, None, &mut |_, _| {});
+            let (came, _) = coming_back::bring_back(opened, driver, &held, &back, None, &mut |_, _| {});
             // What found no room is tried again.
-            GIVEN.lock().entry(gpu).or_default().extend(parting::not_back(opened, &back));
+            GIVEN.lock().entry(gpu).or_default().extend(coming_back::not_back(opened, &back));
             drop(held);
             told_anew();
             came

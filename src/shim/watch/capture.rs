@@ -14,21 +14,22 @@
 //! A lock for both instead of a gate was rejected: it would be held while the driver runs.
 //!
 //! Where the library is preloaded, captures are seen to begin and end. One ends with `cuStreamEndCapture`, with its stream,
-//! with its context, and on a thread's own default stream with the thread. Where a program has only opened the library, it
+//! with its context, green or not, and on a thread's own default stream with the thread. A thread has one such stream in each context. Where a program has only opened the library, it
 //! looks at what it can: see [`look`].
 
 use crate::process;
 use crate::watch::context::{self, Observer};
-use gpupool_cuda::{CuResult, Driver, Stream};
+use gpupool_cuda::{self as cuda, CuResult, Driver, GreenContext, Stream};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// A stream; the thread is 0 for those of their own handle.
+/// A stream; the thread is 0 for those of their own handle, and the context none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     stream: Stream,
     thread: u64,
+    context: Option<cuda::Context>,
 }
 
 /// A stream that is captured, or for which a call is under way that begins a capture.
@@ -37,6 +38,8 @@ struct Capture {
     key: Key,
     /// The id of the context that it ends with, where that is known.
     context: Option<u64>,
+    /// The green context that its stream is of. What is made in one is the primary one's, but not its streams.
+    green: Option<GreenContext>,
     /// Calls under way that begin one. The driver lets one of them succeed.
     attempts: u32,
     /// Which capture of the process this is; 0 while none has begun.
@@ -160,10 +163,14 @@ pub fn look(driver: &Driver, stream: Stream) -> Option<Looked> {
 fn key(stream: Stream, per_thread_default: bool) -> Key {
     let stream = stream.meant_by(per_thread_default);
     if stream == Stream::PER_THREAD {
-        // SAFETY: pthread_self has no preconditions.
-        return Key { stream, thread: unsafe { libc::pthread_self() } };
+        return Key { stream, thread: this_thread(), context: context::driver().and_then(Driver::current_context) };
     }
-    Key { stream, thread: 0 }
+    Key { stream, thread: 0, context: None }
+}
+
+fn this_thread() -> u64 {
+    // SAFETY: pthread_self has no preconditions.
+    unsafe { libc::pthread_self() }
 }
 
 /// Changes the list, drops what is no capture any more, and counts the rest.
@@ -192,21 +199,27 @@ pub fn begin(stream: Stream, per_thread_default: bool) -> Attempt {
             true
         }
         None => {
-            captures.list.push(Capture { key, context: None, attempts: 1, number: 0 });
+            captures.list.push(Capture { key, context: None, green: None, attempts: 1, number: 0 });
             false
         }
     });
     let_through();
     // Whose stream it is, is not asked while it is captured.
-    let context = if known { None } else { context_of(stream) };
-    if context.is_some() {
+    let (context, green) = if known { (None, None) } else { (context_of(stream), green_of(key.stream)) };
+    if context.is_some() || green.is_some() {
         with(|captures| {
             if let Some(capture) = captures.list.iter_mut().find(|capture| capture.key == key) {
-                capture.context = context;
+                (capture.context, capture.green) = (context, green);
             }
         });
     }
     Attempt(key)
+}
+
+fn green_of(stream: Stream) -> Option<GreenContext> {
+    let driver = context::driver().filter(|_| context::is_any_green())?;
+    // SAFETY: the stream is the program's argument to a call that uses it.
+    unsafe { driver.stream_green(stream) }
 }
 
 fn context_of(stream: Stream) -> Option<u64> {
@@ -262,6 +275,16 @@ pub fn seen(stream: Stream, per_thread_default: bool) -> Option<Seen> {
     Some(Seen { key, number: capture.number })
 }
 
+/// The captures that end with this green context. Taken before the call that ends it, as for a stream.
+pub fn seen_in(green: GreenContext) -> Vec<Seen> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return Vec::new();
+    }
+    let captures = CAPTURES.lock();
+    let inside = captures.list.iter().filter(|capture| capture.green == Some(green) && capture.number > 0);
+    inside.map(|capture| Seen { key: capture.key, number: capture.number }).collect()
+}
+
 impl Seen {
     /// Notes that this capture ended, successfully or not, or that its stream is gone.
     pub fn ended(self) {
@@ -310,7 +333,7 @@ struct ThreadEnd;
 
 impl Drop for ThreadEnd {
     fn drop(&mut self) {
-        let thread = key(Stream::PER_THREAD, false).thread;
+        let thread = this_thread();
         drop_where(|capture| capture.key.thread == thread);
     }
 }

@@ -1,6 +1,7 @@
 //! Memory of the program's own that the program places itself: what it made by `cuMemCreate` goes whole, wherever it is mapped.
 
 use super::exchange::{self, Stays};
+use super::inventory::Inventory;
 pub use super::inventory::Own;
 use super::{with_inventory, with_range};
 use crate::backing::open::{self, Opened};
@@ -11,7 +12,7 @@ use crate::serve::memory::by_hand::Unplaced;
 use crate::watch::capture;
 use crate::watch::context::{self, Gpus};
 use gpupool_config::format_size;
-use gpupool_cuda::{CuResult, Driver, Stream};
+use gpupool_cuda::{CuResult, Device, Driver, Stream};
 use gpupool_events::BlockMove;
 use gpupool_pool::{Fault, Mover, Place, Transfer};
 
@@ -90,6 +91,99 @@ pub fn bytes_at(place: Place) -> u64 {
     if super::is_any() { with_inventory(|inventory| inventory.own_bytes_at(place)) } else { 0 }
 }
 
+/// Whether what is mapped at this address may be taken off its GPU while somebody keeps its contents, which that GPU, `asked`, can read there.
+pub fn may_go(address: u64, asked: u32) -> bool {
+    let may = |inventory: &mut Inventory| inventory.may_go(address) && inventory.is_readable(address, asked);
+    context::is_on(Device::of(asked)) && with_range(address, 1, may).unwrap_or(false)
+}
+
+/// Whether nothing is behind what the program has mapped at this address: its contents are kept by [`put_away`]'s caller.
+pub fn is_away(address: u64) -> bool {
+    let is_away = |inventory: &mut Inventory| Some(inventory.is_all_at(address, Place::Pageable));
+    super::with_known(is_away).unwrap_or(false)
+}
+
+/// Whether anything of the program's own memory is. A context is what it is copied back with.
+pub fn is_any_away() -> bool {
+    bytes_at(Place::Pageable) > 0
+}
+
+/// Takes what is mapped at `start` off its GPU, while what `alone` gives is held: its contents are kept elsewhere by its address, and the program waits until
+/// [`bring_in`] has brought it back.
+///
+/// # Errors
+/// It stays; why.
+pub fn put_away<A>(driver: &Driver, start: u64, bytes: u64, alone: impl Fn() -> Option<A>) -> Result<(), Unplaced> {
+    let answer = match alone() {
+        Some(_alone) => exchange::put_away(driver, start),
+        None => Err(Stays::InUse),
+    };
+    answer.map_err(|stays| unplaced(stays, bytes, Place::Pageable))
+}
+
+/// Brings what [`put_away`] took from these addresses to a place, of what was asked for on one GPU. The contents come from where stored memory of the pool's does
+/// ([`Transfer::stored`]). Freed memory of the pool makes room at the place.
+///
+/// # Errors
+/// Some of it is away still; why.
+pub fn bring_in<A>(
+    driver: &Driver,
+    opened: &Opened,
+    starts: &[u64],
+    bytes: u64,
+    place: Place,
+    asked: u32,
+    alone: impl Fn() -> Option<A>,
+) -> Result<(), Unplaced> {
+    let copier = copier(driver, asked);
+    let copy = |fetched: &[(u64, u64, u64)]| {
+        let transfer = |&(to, from, bytes): &(u64, u64, u64)| Transfer { from, to, bytes, inward: true, stored: true };
+        copied(opened, copier, &fetched.iter().map(transfer).collect::<Vec<_>>())
+    };
+    let comes = |readers: &[u32]| exchange::bring_in(driver, starts, place, readers, copier, copy);
+    to_place(opened, place, bytes, alone, comes)
+}
+
+/// The GPU that copies: what was asked for on one GPU is reached by that one wherever it lies, but who copies needs a context there.
+fn copier(driver: &Driver, asked: u32) -> u32 {
+    // The agent has no current one. Which other GPU is used is the same: windows for the copy are granted to it.
+    let any = || {
+        let mut living = context::all().into_iter().filter(|context| context.live_handle().is_some());
+        living.next().map(|context| context.device)
+    };
+    if context::is_on(Device::of(asked)) {
+        asked
+    } else {
+        driver.current_device().ok().or_else(any).map_or(asked, |copier| copier.ordinal())
+    }
+}
+
+fn copied(opened: &Opened, copier: u32, transfers: &[Transfer]) -> CuResult {
+    let backend = opened.pool.backend();
+    let copied = backend.prepare(u64::MAX, copier).and_then(|()| backend.copy(u64::MAX, copier, transfers));
+    copied.map_or_else(error_of, |()| CuResult::SUCCESS)
+}
+
+/// Makes this exchange, by which so many bytes come to a place that these GPUs have to reach, while what `alone` gives is held; once more where there was no
+/// room, and freed memory of the pool has made some.
+fn to_place<A>(
+    opened: &Opened,
+    place: Place,
+    bytes: u64,
+    alone: impl Fn() -> Option<A>,
+    exchange: impl Fn(&[u32]) -> Result<(), Stays>,
+) -> Result<(), Unplaced> {
+    let readers: Vec<u32> = opened.plan.readers(place).collect();
+    let attempt = || match alone() {
+        Some(_alone) => exchange(&readers),
+        None => Err(Stays::InUse),
+    };
+    let answer = attempt();
+    let has_none = matches!(answer, Err(Stays::NoRoom | Stays::Refused(CuResult::OUT_OF_MEMORY)));
+    let answer = if has_none && opened.pool.trim(Some(place), Some(bytes), &[]) > 0 { attempt() } else { answer };
+    answer.map_err(|stays| unplaced(stays, bytes, place))
+}
+
 /// Moves what is mapped at `start`, while what `alone` gives is held: nobody else uses it then. Freed memory of the pool makes room at the
 /// place.
 ///
@@ -104,32 +198,17 @@ pub fn move_behind<A>(
     asked: u32,
     alone: impl Fn() -> Option<A>,
 ) -> Result<(), Unplaced> {
-    let readers: Vec<u32> = opened.plan.readers(place).collect();
-    // The GPU that it was asked for on reaches both places; who copies needs a context there.
-    let copier = if context::is_on(gpupool_cuda::Device::of(asked)) {
-        asked
-    } else {
-        driver.current_device().map_or(asked, |current| current.ordinal())
-    };
-    let copy = |to: u64, from: u64, bytes: u64| {
-        let inward = place == Place::Gpu(asked);
-        let backend = opened.pool.backend();
-        let copied = backend
-            .prepare(u64::MAX, copier)
-            .and_then(|()| backend.copy(u64::MAX, copier, &[Transfer { from, to, bytes, inward, stored: false }]));
-        copied.map_or_else(error_of, |()| CuResult::SUCCESS)
-    };
-    let attempt = || match alone() {
-        Some(_alone) => exchange::move_to(driver, start, place, &readers, copier, copy),
-        None => Err(Stays::InUse),
-    };
-    let mut answer = attempt();
-    if matches!(answer, Err(Stays::NoRoom | Stays::Refused(CuResult::OUT_OF_MEMORY)))
-        && opened.pool.trim(Some(place), Some(bytes), &[]) > 0
-    {
-        answer = attempt();
-    }
-    answer.map_err(|stays| match stays {
+    let copier = copier(driver, asked);
+    let inward = place == Place::Gpu(asked);
+    let copy =
+        |to: u64, from: u64, bytes: u64| copied(opened, copier, &[Transfer { from, to, bytes, inward, stored: false }]);
+    let moves = |readers: &[u32]| exchange::move_to(driver, start, place, readers, copier, copy);
+    to_place(opened, place, bytes, alone, moves)
+}
+
+/// What whoever moves it is told, and the log of what is lost.
+fn unplaced(stays: Stays, bytes: u64, place: Place) -> Unplaced {
+    match stays {
         Stays::Unknown => Unplaced::NotOurs,
         Stays::Imported | Stays::Anchored(_) | Stays::MappedInPart | Stays::InUse => Unplaced::Stayed,
         Stays::NoRoom => Unplaced::Refused(CuResult::OUT_OF_MEMORY),
@@ -143,7 +222,7 @@ pub fn move_behind<A>(
             );
             Unplaced::Refused(result)
         }
-    })
+    }
 }
 
 fn error_of(fault: Fault<CuResult>) -> CuResult {

@@ -3,12 +3,16 @@
 //! It needs that the inventory knows every range where memory is mapped, with exactly who may use it there, and whatever else
 //! reaches its pages. Until everything is mapped where it was, the old memory is kept: by the program's own references, or by one that
 //! is taken for that time where the program has released its own and mappings alone keep the memory.
+//!
+//! **Nothing behind a number** ([`put_away`]): contents that somebody keeps by their addresses need no physical memory until a GPU uses them. The
+//! ranges stay reserved and the inventory keeps what is mapped there, so that [`bring_in`] puts all of it back. No call of the program's may come near the number or
+//! its addresses meanwhile; whoever keeps the contents sees to that.
 
 use super::anchors::Anchor;
-use super::inventory::{Inventory, Mapping, Origin, Part};
+use super::inventory::{Away, Inventory, Mapping, Origin, Part};
 use super::number::Number;
 use super::{SETTLED, with_inventory};
-use gpupool_cuda::{Access, CuResult, Driver, Location, Physical};
+use gpupool_cuda::{Access, CuResult, Driver, Location, Physical, Properties};
 use gpupool_pool::{Claim, Place};
 
 /// Why memory stays on its physical pages.
@@ -51,12 +55,19 @@ impl Inventory {
         if let Some(anchor) = memory.anchors.first() {
             return Err(Stays::Anchored(anchor));
         }
-        if memory.calls > 0 || memory.retaining > 0 || memory.moving {
+        if memory.calls > 0 || memory.retaining > 0 || memory.moving || memory.away.is_some() {
             return Err(Stays::InUse);
         }
         let is_whole = |mapping: &Mapping| mapping.offset == 0 && mapping.bytes == memory.bytes();
         let mut mappings = self.mappings.values().filter(|mapping| mapping.number == number);
         if mappings.all(is_whole) { Ok(()) } else { Err(Stays::MappedInPart) }
+    }
+
+    /// Whether nothing need be behind what is mapped at this address while its contents are kept: it may change its pages, and is in one piece.
+    pub fn may_go(&self, address: u64) -> bool {
+        let Some((_, mapping)) = self.mapping_at(address) else { return false };
+        let is_one = |number| self.memory.get(&number).is_some_and(|memory| memory.parts.len() == 1);
+        is_one(mapping.number) && self.may_move(mapping.number).is_ok()
     }
 
     fn begin_move(&mut self, number: Number) -> Result<Moving, Stays> {
@@ -74,33 +85,129 @@ impl Inventory {
         let Some(memory) = self.memory.get_mut(&moving.number) else { return };
         memory.moving = false;
         let Some(new) = new else { return };
+        memory.held = memory.held.min(1);
+        self.replace(moving.number, new, true);
+        self.widen_for(&moving.mappings, readers);
+    }
+
+    /// These parts are behind a number from here on, charged or not, and what was there before is not.
+    fn replace(&mut self, number: Number, new: &[Part], charged: bool) {
+        let Some(memory) = self.memory.get_mut(&number) else { return };
         let (was_charged, was_elsewhere, was_disguised) =
             (memory.charged, memory.asked_elsewhere(), memory.is_disguised());
-        memory.parts = new.to_vec();
-        memory.charged = true;
-        memory.held = memory.held.min(1);
+        let old = std::mem::replace(&mut memory.parts, new.to_vec());
+        memory.charged = charged;
         let (is_elsewhere, is_disguised) = (memory.asked_elsewhere(), memory.is_disguised());
         self.disguised = self.disguised + usize::from(is_disguised) - usize::from(was_disguised);
-        for part in &moving.old {
-            if self.numbers.get(&part.handle) == Some(&moving.number) {
+        for part in &old {
+            if self.numbers.get(&part.handle) == Some(&number) {
                 self.numbers.remove(&part.handle);
             }
             if let Some(accounts) = self.accounts.filter(|_| was_charged) {
                 accounts.credit(Claim::Handles, part.place, part.bytes);
             }
         }
-        for part in new {
-            self.numbers.insert(part.handle, moving.number);
-        }
-        for (start, mapping) in &moving.mappings {
-            if let Some(known) = self.mappings.get_mut(start) {
-                known.widened = mapping.widened_for(readers);
-            }
+        for part in new.iter().filter(|part| part.handle != NO_HANDLE) {
+            self.numbers.insert(part.handle, number);
         }
         match is_elsewhere {
             Some(device) => self.soft.entry(device).or_default().overflowed(),
             None => self.none_is_elsewhere(was_elsewhere),
         }
+    }
+
+    fn widen_for(&mut self, mappings: &[(u64, Mapping)], readers: &[u32]) {
+        for (start, mapping) in mappings {
+            if let Some(known) = self.mappings.get_mut(start) {
+                known.widened = mapping.widened_for(readers);
+            }
+        }
+    }
+
+    /// What [`put_away`] took away is behind its number no more; it is counted where it is kept.
+    fn end_away(&mut self, moving: &Moving, away: Away, bytes: u64) {
+        if let Some(accounts) = self.accounts {
+            accounts.charge_existing(Claim::Handles, Place::Pageable, bytes);
+        }
+        self.replace(moving.number, &[Part { handle: NO_HANDLE, place: Place::Pageable, bytes }], true);
+        if let Some(memory) = self.memory.get_mut(&moving.number) {
+            (memory.moving, memory.away, memory.held) = (false, Some(away), 0);
+        }
+    }
+
+    /// What is away of these is on its way back.
+    fn begin_return(&mut self, addresses: &[u64]) -> Vec<Coming> {
+        let mut all = Vec::with_capacity(addresses.len());
+        for &address in addresses {
+            let Some(number) = self.mapping_at(address).map(|(_, mapping)| mapping.number) else { continue };
+            let of_it = self.mappings.iter().filter(|(_, mapping)| mapping.number == number);
+            let mappings = of_it.map(|(start, mapping)| (*start, mapping.clone())).collect();
+            let Some(memory) = self.memory.get_mut(&number).filter(|memory| !memory.moving) else { continue };
+            let Some(away) = memory.away else { continue };
+            memory.moving = true;
+            let (bytes, is_held) = (memory.bytes(), memory.references > 0);
+            all.push(Coming { number, address, bytes, away, is_held, mappings });
+        }
+        all
+    }
+
+    /// How that ended: with this behind the number, or with nothing as before.
+    fn end_return(&mut self, coming: &Coming, new: Option<Part>, readers: &[u32]) {
+        let Some(memory) = self.memory.get_mut(&coming.number) else { return };
+        memory.moving = false;
+        let Some(part) = new else { return };
+        memory.away = None;
+        memory.held = u64::from(coming.is_held);
+        self.replace(coming.number, &[part], coming.is_charged_at(part.place));
+        if part.place != coming.away.from {
+            self.widen_for(&coming.mappings, readers);
+        }
+    }
+}
+
+/// Of memory that is away. No driver gives it, and every one refuses it.
+const NO_HANDLE: Physical = Physical::from_raw(0);
+
+/// Memory that is away while it is brought back.
+struct Coming {
+    number: Number,
+    /// By which its contents are kept.
+    address: u64,
+    bytes: u64,
+    away: Away,
+    /// Whether the program has a reference on it, beside its mappings.
+    is_held: bool,
+    mappings: Vec<(u64, Mapping)>,
+}
+
+impl Coming {
+    /// Whether it counts towards a limit at a place: where it lay, if it did before.
+    fn is_charged_at(&self, place: Place) -> bool {
+        place != self.away.from || self.away.was_charged
+    }
+
+    /// Who may use it at a place that these reach.
+    fn access_at(&self, mapping: &Mapping, place: Place, readers: &[u32]) -> Vec<Access> {
+        if place == self.away.from { mapping.access() } else { mapping.access_for(readers) }
+    }
+
+    fn properties(&self, place: Place) -> Properties {
+        let Away { handle_types, rdma, .. } = self.away;
+        Properties { handle_types, rdma, ..Properties::of(place) }.at(place)
+    }
+
+    /// Maps this wherever the memory was mapped, or nowhere.
+    fn put_everywhere(&self, driver: &Driver, part: Part, readers: &[u32]) -> CuResult {
+        for (nth, (start, mapping)) in self.mappings.iter().enumerate() {
+            let result = put(driver, *start, &[part], &self.access_at(mapping, part.place, readers));
+            if !result.is_ok() {
+                for (start, mapping) in &self.mappings[..nth] {
+                    let _ = again(|| driver.unmap(*start, mapping.bytes));
+                }
+                return result;
+            }
+        }
+        CuResult::SUCCESS
     }
 }
 
@@ -230,15 +337,34 @@ impl Moving {
                 let mut refused = refused;
                 for (start, mapping) in done.into_iter().rev() {
                     let unmapped = again(|| driver.unmap(*start, mapping.bytes));
-                    let put_back = || put(driver, *start, &self.old, &mapping.access());
-                    let result = if unmapped.is_ok() { again(put_back) } else { unmapped };
-                    if !result.is_ok() {
-                        refused = Stays::Lost(result, *start);
-                    }
+                    refused = if unmapped.is_ok() {
+                        self.put_back(driver, *start, mapping, refused)
+                    } else {
+                        Stays::Lost(unmapped, *start)
+                    };
                 }
                 return Err(refused);
             }
             done.push(mapped);
+        }
+        Ok(())
+    }
+
+    /// Maps the old memory again where nothing is; why it stays, or that it is lost.
+    fn put_back(&self, driver: &Driver, start: u64, mapping: &Mapping, refused: Stays) -> Stays {
+        let result = again(|| put(driver, start, &self.old, &mapping.access()));
+        if result.is_ok() { refused } else { Stays::Lost(result, start) }
+    }
+
+    /// Takes it out of all mappings, or of none.
+    fn unmap_all(&self, driver: &Driver) -> Result<(), Stays> {
+        for (nth, (start, mapping)) in self.mappings.iter().enumerate() {
+            if let Err(refused) = driver.unmap(*start, mapping.bytes).ok() {
+                let done = self.mappings[..nth].iter();
+                return Err(done.fold(Stays::Refused(refused), |refused, (start, mapping)| {
+                    self.put_back(driver, *start, mapping, refused)
+                }));
+            }
         }
         Ok(())
     }
@@ -301,6 +427,134 @@ pub fn move_to(
             Err(refused)
         }
     }
+}
+
+/// Takes the physical memory of what is mapped at an address away, whose contents somebody keeps by that address. As for [`move_to`], nobody uses it
+/// meanwhile, and nobody may before [`bring_in`] has brought it back.
+pub fn put_away(driver: &Driver, address: u64) -> Result<(), Stays> {
+    let moving = with_inventory(|inventory| {
+        let number = inventory.mapping_at(address).map(|(_, mapping)| mapping.number).ok_or(Stays::Unknown)?;
+        let was_charged = inventory.memory.get(&number).is_some_and(|memory| memory.charged);
+        Ok((inventory.begin_move(number)?, was_charged))
+    });
+    let (moving, was_charged) = moving?;
+    let bytes = moving.old.iter().map(|part| part.bytes).sum();
+    let kept = moving.keep(driver);
+    let taken = kept.and_then(|()| {
+        let [Part { handle, place: from, .. }] = moving.old[..] else { return Err(Stays::MappedInPart) };
+        let Properties { handle_types, rdma, .. } = driver.properties_of(handle).map_err(Stays::Refused)?;
+        moving.unmap_all(driver)?;
+        Ok(Away { from, was_charged, handle_types, rdma })
+    });
+    with_inventory(|inventory| match taken {
+        Ok(away) => inventory.end_away(&moving, away, bytes),
+        Err(_) => inventory.end_move(&moving, None, &[]),
+    });
+    SETTLED.notify_all();
+    if kept.is_ok() {
+        moving.let_go(driver);
+    }
+    taken?;
+    for part in &moving.old {
+        for _ in 0..moving.held {
+            let _ = again(|| driver.release(part.handle));
+        }
+    }
+    Ok(())
+}
+
+/// Brings what [`put_away`] took from these addresses to a place. `copy` fetches the contents: each so many bytes to an address, of those that are kept by
+/// another, on the GPU `copier`, which reaches the place. What else is mapped there is left alone.
+///
+/// # Errors
+/// Some of it, or all, is away still; why.
+pub fn bring_in(
+    driver: &Driver,
+    addresses: &[u64],
+    place: Place,
+    readers: &[u32],
+    copier: u32,
+    copy: impl FnOnce(&[(u64, u64, u64)]) -> CuResult,
+) -> Result<(), Stays> {
+    let (coming, accounts) = with_inventory(|inventory| (inventory.begin_return(addresses), inventory.accounts));
+    let counted = |coming: &&Coming| coming.is_charged_at(place);
+    let charged: u64 = coming.iter().filter(counted).map(|coming| coming.bytes).sum();
+    let has_room = accounts.is_none_or(|accounts| charged == 0 || accounts.charge(Claim::Handles, place, charged));
+    let made = if has_room { loaded(driver, &coming, place, copier, copy) } else { Err(Stays::NoRoom) };
+    let put = |coming: &Coming, part: Part| match coming.put_everywhere(driver, part, readers) {
+        CuResult::SUCCESS => Ok(part),
+        refused => {
+            let _ = again(|| driver.release(part.handle));
+            Err(Stays::Refused(refused))
+        }
+    };
+    let mut answer = made.as_ref().map(|_| ()).map_err(|stays| *stays);
+    for (nth, coming) in coming.iter().enumerate() {
+        let part = made.as_ref().ok().and_then(|parts| parts.get(nth)).copied();
+        let there = part.and_then(|part| put(coming, part).inspect_err(|stays| answer = Err(*stays)).ok());
+        if let Some(accounts) = accounts.filter(|_| has_room && there.is_none() && counted(&coming)) {
+            accounts.credit(Claim::Handles, place, coming.bytes);
+        }
+        with_inventory(|inventory| inventory.end_return(coming, there, readers));
+        if let Some(part) = there.filter(|_| !coming.is_held) {
+            // The program had released it: its mappings alone keep it.
+            let _ = again(|| driver.release(part.handle));
+        }
+    }
+    SETTLED.notify_all();
+    answer
+}
+
+/// New memory at a place for all of these, with what is kept of each.
+fn loaded(
+    driver: &Driver,
+    coming: &[Coming],
+    place: Place,
+    copier: u32,
+    copy: impl FnOnce(&[(u64, u64, u64)]) -> CuResult,
+) -> Result<Vec<Part>, Stays> {
+    let mut parts: Vec<Part> = Vec::with_capacity(coming.len());
+    let mut result = CuResult::SUCCESS;
+    for it in coming {
+        let bytes = it.bytes;
+        match driver.create(bytes, &it.properties(place)) {
+            Ok(handle) => parts.push(Part { handle, place, bytes }),
+            Err(refused) => {
+                result = refused;
+                break;
+            }
+        }
+    }
+    let total = parts.iter().map(|part| part.bytes).sum();
+    if result.is_ok() && total > 0 {
+        // Nothing of it can be seen where the program knows it before all of it is there.
+        result = match driver.reserve(total) {
+            Err(refused) => refused,
+            Ok(window) => {
+                let mut result = put(driver, window, &parts, &[Access::read_write(copier)]);
+                if result.is_ok() {
+                    let mut to = window;
+                    let fetched = coming.iter().map(|coming| {
+                        to += coming.bytes;
+                        (to - coming.bytes, coming.address, coming.bytes)
+                    });
+                    result = copy(&fetched.collect::<Vec<_>>());
+                    // What stays mapped there would keep the memory for good.
+                    let unmapped = again(|| driver.unmap(window, total));
+                    result = if result.is_ok() { unmapped } else { result };
+                }
+                let _ = again(|| driver.free_reservation(window, total));
+                result
+            }
+        };
+    }
+    if result.is_ok() {
+        return Ok(parts);
+    }
+    for part in parts {
+        let _ = again(|| driver.release(part.handle));
+    }
+    Err(Stays::Refused(result))
 }
 
 /// New memory at a place with what the old one holds.
@@ -667,6 +921,90 @@ mod tests {
                 }
             }
             assert!(refused >= 12, "{refused} of {calls}");
+        }
+    }
+
+    /// Fetches what is kept of [`Program::new`]'s memory.
+    fn fetched(list: &[(u64, u64, u64)]) -> CuResult {
+        let set = simulated::<unsafe extern "C" fn(u64, u32, usize) -> CuResult>(c"cuMemsetD32_v2");
+        // SAFETY: the driver checks addresses.
+        let of = |(to, _, bytes): &(u64, u64, u64)| unsafe { set(*to, 7, *bytes as usize / 4) };
+        list.iter().map(of).find(|result| !result.is_ok()).unwrap_or(CuResult::SUCCESS)
+    }
+
+    #[test]
+    fn what_is_away_takes_no_memory_and_comes_back_to_all_its_mappings_at_any_place() {
+        let machine = Machine::start();
+        for (place, is_held) in [(HOME, true), (PEER, true), (Place::Host(0), false), (HOME, false)] {
+            let before = (machine.used(0), machine.used(1), machine.handles());
+            let programs = [Program::new(&machine), Program::new(&machine)];
+            let starts = [programs[0].writable, programs[1].readable];
+            if !is_held {
+                programs[0].release();
+            }
+            for start in starts {
+                assert_eq!(put_away(machine.driver, start), Ok(()));
+                assert_eq!(put_away(machine.driver, start), Err(Stays::InUse), "it is away");
+                assert_eq!(machine.moves(start, PEER, &[0]), Err(Stays::InUse));
+            }
+            assert_eq!((machine.used(0), machine.used(1), machine.handles()), before);
+            assert!(starts.iter().all(|start| handles::by_hand::is_away(*start)));
+            assert_eq!(bring_in(machine.driver, &starts, place, &[0, 1], 0, fetched), Ok(()));
+            assert!(!handles::by_hand::is_any_away());
+            for program in &programs {
+                assert_eq!((program.seen(), program.may_move()), (SEEN, Ok(())));
+                // Who did not use it where it lay does not there.
+                assert_eq!(machine.access(program.writable, 1) != 0, place != HOME);
+            }
+            assert_eq!(programs[1].is_at(), place);
+            programs[1].release();
+            if is_held {
+                programs[0].release();
+            }
+            programs.iter().for_each(Program::unmap);
+            assert_eq!((machine.used(0), machine.used(1), machine.handles()), before);
+        }
+    }
+
+    #[test]
+    fn a_call_that_fails_on_the_way_out_or_back_leaves_what_was_or_what_is_to_be() {
+        let machine = Machine::start();
+        // SAFETY: the function takes nothing.
+        let calls = || unsafe { simulated::<unsafe extern "C" fn() -> u64>(c"simcuda_calls")() };
+        let back = |program: &Program<'_>| bring_in(machine.driver, &[program.readable], HOME, &[0], 0, fetched);
+        let counted = |act: &dyn Fn()| {
+            let start = calls();
+            act();
+            calls() - start
+        };
+        let program = Program::new(&machine);
+        let out = counted(&|| put_away(machine.driver, program.writable).unwrap());
+        let home = counted(&|| back(&program).unwrap());
+        program.release();
+        program.unmap();
+        assert!(out >= 4 && home >= 8, "{out} and {home}");
+        for (is_out, nth) in (1..=out).map(|nth| (true, nth)).chain((1..=home).map(|nth| (false, nth))) {
+            for together in [1, 2] {
+                let before = (machine.used(0), machine.used(1), machine.handles());
+                let program = Program::new(&machine);
+                if !is_out {
+                    put_away(machine.driver, program.writable).unwrap();
+                }
+                let faults: Vec<String> = (nth..nth + together).map(|call| format!("*:{call}=999")).collect();
+                machine.fail(&faults.join(","));
+                let done = if is_out { put_away(machine.driver, program.writable) } else { back(&program) };
+                machine.fail("");
+                let is_away = handles::by_hand::is_away(program.writable);
+                assert_eq!(is_away, is_out == done.is_ok(), "{done:?}, {together} calls from the {nth}th");
+                if is_away {
+                    assert_eq!((machine.used(0), machine.handles()), (before.0, before.2), "the {nth}th call");
+                    assert_eq!(back(&program), Ok(()));
+                }
+                assert_eq!((program.seen(), program.may_move()), (SEEN, Ok(())), "{together} calls from the {nth}th");
+                program.release();
+                program.unmap();
+                assert_eq!((machine.used(0), machine.used(1), machine.handles()), before, "the {nth}th call");
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use super::number::{Number, Numbers};
 use gpupool_cuda::{Access, Location, Physical};
 use gpupool_pool::{Accounts, Claim, Place, SoftRefusal};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::c_int;
 
 /// Who made a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,18 @@ pub struct Part {
     pub place: Place,
     /// 0 for memory of another process, of which nothing is counted here.
     pub bytes: u64,
+}
+
+/// What memory is made from again whose contents are kept where no GPU reaches them. It is mapped nowhere meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Away {
+    /// Where it lay.
+    pub from: Place,
+    /// Whether it counted towards a limit there.
+    pub was_charged: bool,
+    /// Of its properties, what a program chooses.
+    pub handle_types: c_int,
+    pub rdma: u8,
 }
 
 /// What the program has one number for.
@@ -50,6 +63,8 @@ pub struct Memory {
     pub(super) retaining: u64,
     /// Whether other physical memory is being put behind the number. Then no such call begins.
     pub(super) moving: bool,
+    /// Whether there is no physical memory behind it. The one part that it has then says how large it is, and has no handle.
+    pub(super) away: Option<Away>,
     pub(super) anchors: Anchors,
 }
 
@@ -66,6 +81,7 @@ impl Memory {
             calls: 0,
             retaining: 0,
             moving: false,
+            away: None,
             anchors: Anchors::default(),
         }
     }

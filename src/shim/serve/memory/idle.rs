@@ -86,6 +86,10 @@ pub fn begin_period() -> Option<u32> {
 /// and `text` behind the size); the bytes. Nothing while a stream is being captured.
 pub fn give_back_unused(place: Option<Place>, since: u32, why: &str, text: &str) -> u64 {
     let Some(opened) = open::opened() else { return 0 };
+    if since == u32::MAX {
+        // What was freed just now may be kept where it is not looked for, until a period ends.
+        opened.pool.begin_period();
+    }
     let mut sum = 0;
     while !capture::under_way()
         && let Some(_part) = Part::begin()

@@ -359,6 +359,19 @@ pub fn report_host(home: u32, on_host: u64, bytes: u64) {
             "room within GPUPOOL_LIMIT",
             "raise GPUPOOL_LIMIT, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
         )
+    } else if open::plan_made().is_some_and(|plan| plan.has_budgets()) {
+        (
+            "room within what others allow this process of it (gpupool doctor names the limit)",
+            "raise that limit, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
+        )
+    } else if process::driver()
+        .zip(open::plan_made())
+        .is_some_and(|(driver, plan)| plan.reserve_keeps(driver, home, on_host.min(bytes)))
+    {
+        (
+            "room beyond GPUPOOL_RESERVE",
+            "lower GPUPOOL_RESERVE, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead",
+        )
     } else {
         ("room", "free GPUs or add some to GPUPOOL_DEVICES, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead")
     };

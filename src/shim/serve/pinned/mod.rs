@@ -247,6 +247,23 @@ pub fn trim(why: &str) -> u64 {
     bytes
 }
 
+/// As [`trim`], of what no work may be at still: waits for nobody.
+pub fn trim_quiet(why: &str) -> u64 {
+    let bytes = opened().map_or(0, Pool::trim_quiet);
+    if bytes > 0 {
+        report_return(bytes, why);
+    }
+    bytes
+}
+
+/// Whether freed memory is kept.
+pub fn is_any_unused() -> bool {
+    opened().is_some_and(|pool| {
+        let usage = pool.usage();
+        usage.pinned > usage.used
+    })
+}
+
 /// The driver has no host memory left for this call. Whether any was given back.
 #[cold]
 pub fn give_back(api: Api) -> bool {

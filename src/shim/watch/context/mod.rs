@@ -479,6 +479,11 @@ pub fn green_began(green: GreenContext, device: Device) {
     REGISTRY.lock().green_began(green, device);
 }
 
+/// Whether a green context lives.
+pub fn is_any_green() -> bool {
+    REGISTRY.lock().is_any_green()
+}
+
 /// A part of the primary context of this device was made on purpose, and its streams may be given work whichever context is current:
 /// that one is used.
 pub fn is_meant(device: Device) {

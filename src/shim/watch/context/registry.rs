@@ -569,6 +569,10 @@ impl Registry {
         self.greens.insert(green, Green { device, handles: Vec::new() });
     }
 
+    pub fn is_any_green(&self) -> bool {
+        !self.greens.is_empty()
+    }
+
     /// `cuCtxFromGreenCtx` gave this handle.
     pub fn green_is(&mut self, green: GreenContext, handle: cuda::Context) {
         let Some(known) = self.greens.get_mut(&green) else { return };

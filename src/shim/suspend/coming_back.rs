@@ -1,0 +1,326 @@
+//! How memory comes back that left its GPUs (`parting.rs`): to where it was, or where there is room now; and what of it has not.
+
+use super::kept::Kept;
+use super::parting::{BATCH, Parted, Stretch, Why, host_for, living, rearrange};
+use super::put::Put;
+use super::stored::Unread;
+use crate::backing::open::Opened;
+use crate::backing::terms;
+use crate::gate::{Held, Limits};
+use crate::serve::handles::by_hand;
+use gpupool_config::format_size;
+use gpupool_cuda::{Driver, Physical};
+use gpupool_pool::{Mapped, Moved, Piece, Place, Wish};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// What could not come back although it has to, since it is mapped nowhere: why, and all that is elsewhere still.
+pub type Stuck = (String, Vec<Parted>);
+
+/// Has all of this come back; bytes that came, and that did not.
+///
+/// # Errors
+/// Something is where no GPU reaches it still.
+pub fn come_back(
+    opened: &'static Opened,
+    driver: &'static Driver,
+    held: &Held,
+    parted: Vec<Parted>,
+    put: Option<&Put>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(u64, u64), Stuck> {
+    let Some(put) = put else {
+        return Ok(bring_back(opened, driver, held, &parted, None, progress));
+    };
+    let mut why = None;
+    let back = put.reading(driver, |unread| {
+        let (mut moved, mut stayed) = bring_back(opened, driver, held, &parted, Some((put, unread)), progress);
+        let left = still_put(opened, &parted);
+        if unread.why().is_none() && !left.is_empty() {
+            // It was there before anybody said otherwise, and the program cannot go on without it.
+            let _waived = terms::waive(left.iter().map(Parted::from));
+            let (came, _) = bring_back(opened, driver, held, &left, Some((put, unread)), &mut |_, _| {});
+            moved += came;
+            stayed = stayed.saturating_sub(came);
+        }
+        why = unread.why();
+        (moved, stayed)
+    });
+    // Of what was freed meanwhile, nothing is left there either. All work is over, so this waits for nothing.
+    let gpus: Vec<u32> = opened.plan.members.keys().copied().collect();
+    opened.pool.trim(Some(put.place()), None, &gpus);
+    let is_stored = |(_, pieces): &Stretch| pieces.iter().any(|piece| piece.place.is_stored());
+    let bytes = |pieces: &[Piece<Physical>]| -> u64 {
+        pieces.iter().filter(|piece| piece.place.is_stored()).map(|piece| piece.bytes).sum()
+    };
+    let pooled =
+        opened.pool.stretches().into_iter().find(is_stored).map(|(block, pieces)| (block.home, bytes(&pieces)));
+    let own = || by_hand::all().into_iter().find(|own| own.place.is_stored()).map(|own| (own.asked, own.bytes));
+    match (back, pooled.or_else(own)) {
+        (Ok(back), None) => Ok(back),
+        // Nothing of it was needed.
+        (Err(_), None) => Ok((0, 0)),
+        (Ok(_), Some((home, bytes))) => {
+            let nowhere = || {
+                let order = opened.plan.order(home);
+                let places: Vec<String> = order.iter().map(Place::to_string).collect();
+                format!("{} of it have room nowhere: of {} none has as much", format_size(bytes), places.join(", "))
+            };
+            Err((why.unwrap_or_else(nowhere), parted))
+        }
+        (Err(why), Some(_)) => Err((why, parted)),
+    }
+}
+
+/// Has what was put in plain memory become memory of the host that GPUs reach, a batch after the other until `until`, and gives the plain memory of each back;
+/// how many bytes are left.
+///
+/// # Errors
+/// Nothing more of it found a place; why, in words.
+pub fn settle(
+    opened: &'static Opened,
+    driver: &'static Driver,
+    held: &Held,
+    kept: &Kept,
+    until: Instant,
+) -> Result<u64, String> {
+    kept.reading(driver, |unread| {
+        let mut wishes = put_down(opened);
+        loop {
+            // Of what was freed meanwhile nothing is left there either. All work is over, so this waits for nothing.
+            let gpus: Vec<u32> = opened.plan.members.keys().copied().collect();
+            opened.pool.trim(Some(Place::Pageable), None, &gpus);
+            let left = |wishes: &[Wish]| wishes.iter().map(|wish| wish.bytes).sum::<u64>();
+            let before = left(&wishes);
+            if wishes.is_empty() || Instant::now() >= until {
+                return Ok(before);
+            }
+            let mut sum = 0;
+            let count = wishes.iter().take_while(|wish| {
+                let goes = sum < BATCH;
+                sum += wish.bytes;
+                goes
+            });
+            let batch = &wishes[..count.count()];
+            let mut why = None;
+            if let Err(cause) = rearrange(opened, driver, held, batch) {
+                why = Some(cause);
+                for wish in batch.iter().take_while(|_| unread.why().is_none()) {
+                    nearest(opened, driver, held, *wish);
+                }
+            }
+            let after = put_down(opened);
+            kept.look_what_arrived(opened);
+            if left(&after) >= before {
+                return Err(unread.why().or(why.map(|why| why.text)).unwrap_or_else(|| Why::nowhere().text));
+            }
+            wishes = after;
+        }
+    })
+}
+
+/// What of blocks lies in plain memory, each to go to the host.
+fn put_down(opened: &Opened) -> Vec<Wish> {
+    let mut wishes: Vec<Wish> = Vec::new();
+    for (block, pieces) in opened.pool.stretches() {
+        let to = host_for(opened, block.home).unwrap_or(Place::Gpu(block.home));
+        for piece in pieces.iter().filter(|piece| piece.place == Place::Pageable) {
+            match wishes.last_mut() {
+                Some(last) if last.address + last.bytes == piece.address && last.address >= block.address => {
+                    last.bytes += piece.bytes;
+                }
+                _ => wishes.push(Wish { address: piece.address, bytes: piece.bytes, to }),
+            }
+        }
+    }
+    wishes
+}
+
+/// What of this lies neither where it lay nor at home now, which is never worse.
+pub fn not_back(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
+    let blocks: BTreeMap<u64, (u64, u32)> =
+        opened.pool.stretches().iter().map(|(block, _)| (block.address, (block.id, block.home))).collect();
+    let own = by_hand::all();
+    let is_away = |parted: &&Parted| match **parted {
+        Parted::Pooled { block, start, address, bytes, from } => {
+            let Some((_, home)) = blocks.get(&start).filter(|(id, _)| *id == block) else { return false };
+            let is_there = |piece: &Piece<Physical>| piece.place == from || piece.place == Place::Gpu(*home);
+            !opened.pool.pieces(address, bytes).iter().all(is_there)
+        }
+        Parted::Own { address, from, .. } => own.iter().any(|own| own.address == address && own.place != from),
+    };
+    parted.iter().filter(|parted| matches!(parted.from(), Place::Gpu(_))).filter(is_away).copied().collect()
+}
+
+/// What of this has not come back from where nothing of it is mapped.
+fn still_put(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
+    let stretches = opened.pool.stretches();
+    let pieces = stretches.iter().flat_map(|(_, pieces)| pieces).filter(|piece| piece.place.is_stored());
+    let stored: Vec<(u64, u64)> = pieces.map(|piece| (piece.address, piece.address + piece.bytes)).collect();
+    let is_stored = |parted: &&Parted| match **parted {
+        Parted::Pooled { address, bytes, .. } => {
+            let next = stored.partition_point(|(_, end)| *end <= address);
+            stored.get(next).is_some_and(|(start, _)| *start < address + bytes)
+        }
+        Parted::Own { address, .. } => by_hand::is_away(address),
+    };
+    parted.iter().filter(is_stored).copied().collect()
+}
+
+/// As [`come_back`], as far as it goes: nothing more is tried once something that is mapped nowhere could not be read.
+pub fn bring_back(
+    opened: &'static Opened,
+    driver: &'static Driver,
+    held: &Held,
+    parted: &[Parted],
+    put: Option<(&Put, &Unread)>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> (u64, u64) {
+    let is_unread = || put.is_some_and(|(_, unread)| unread.why().is_some());
+    let arrived = || put.into_iter().for_each(|(put, _)| put.look_what_arrived(opened));
+    // A block that was freed meanwhile has nothing to come back.
+    let parted = living(opened, parted.to_vec());
+    let total = parted.iter().map(Parted::bytes).sum();
+    progress(0, total);
+    let (mut moved, mut stayed) = (0, 0);
+    let mut batch: Vec<Wish> = Vec::new();
+    let mut away: Vec<Parted> = Vec::new();
+    let mut back = |batch: &mut Vec<Wish>, moved: &mut u64, stayed: &mut u64| {
+        let wishes = std::mem::take(batch);
+        if is_unread() {
+            return;
+        }
+        match rearrange(opened, driver, held, &wishes) {
+            Ok(Moved { anchored, shared, .. }) => {
+                let all: u64 = wishes.iter().map(|wish| wish.bytes).sum();
+                // In whole frames, of which the last one of a block is not always full.
+                let kept = (anchored + shared).min(all);
+                *moved += all - kept;
+                *stayed += kept;
+                arrived();
+            }
+            Err(_) => {
+                for wish in wishes {
+                    if is_unread() {
+                        break;
+                    }
+                    match nearest(opened, driver, held, wish) {
+                        Some(place) if place == wish.to || !place.is_host() => *moved += wish.bytes,
+                        // What was freed meanwhile has nowhere to come back to.
+                        None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
+                        _ => *stayed += wish.bytes,
+                    }
+                    arrived();
+                }
+            }
+        }
+        progress(*moved + *stayed, total);
+    };
+    for parted in parted {
+        match parted {
+            Parted::Pooled { address, bytes, from, .. } => {
+                let is_ill = |piece: &Piece<Physical>| terms::is_place_left_alone(piece.place);
+                if opened.pool.pieces(address, bytes).iter().any(is_ill) {
+                    stayed += bytes;
+                    continue;
+                }
+                batch.push(Wish { address, bytes, to: from });
+                if batch.iter().map(|wish| wish.bytes).sum::<u64>() >= BATCH {
+                    back(&mut batch, &mut moved, &mut stayed);
+                }
+            }
+            Parted::Own { address, .. } if by_hand::is_away(address) => away.push(parted),
+            Parted::Own { address, bytes, asked, from } => {
+                back(&mut batch, &mut moved, &mut stayed);
+                if is_unread() {
+                    continue;
+                }
+                let stop = || held.stop(driver, &Limits::default()).ok();
+                match by_hand::move_behind(driver, opened, address, bytes, from, asked, stop) {
+                    Ok(()) => moved += bytes,
+                    Err(_) => stayed += bytes,
+                }
+            }
+        }
+    }
+    back(&mut batch, &mut moved, &mut stayed);
+    for batch in own_batches(&away) {
+        bring_in(opened, driver, held, batch, &is_unread, &mut |came, bytes| {
+            if came {
+                moved += bytes;
+            } else {
+                stayed += bytes;
+            }
+        });
+        arrived();
+        progress(moved + stayed, total);
+    }
+    (moved, stayed)
+}
+
+/// As many of these as are worth one call that copies, of one GPU and from one place.
+fn own_batches(away: &[Parted]) -> impl Iterator<Item = &[Parted]> {
+    let mut sum = 0;
+    away.chunk_by(move |one, other| {
+        sum += one.bytes();
+        let alike =
+            matches!((one, other), (Parted::Own { asked, .. }, Parted::Own { asked: next, .. }) if asked == next);
+        let goes_on = alike && one.from() == other.from() && sum < BATCH;
+        if !goes_on {
+            sum = 0;
+        }
+        goes_on
+    })
+}
+
+/// Has memory of the program's own that is mapped nowhere come back to where it lay, all of these at once or less and less where that fails; one
+/// alone to where there is room. `told` hears for each whether it lies on a GPU, and its bytes.
+fn bring_in(
+    opened: &Opened,
+    driver: &'static Driver,
+    held: &Held,
+    batch: &[Parted],
+    is_unread: &dyn Fn() -> bool,
+    told: &mut dyn FnMut(bool, u64),
+) {
+    let Some(Parted::Own { asked, from, .. }) = batch.first() else { return };
+    if is_unread() {
+        return;
+    }
+    // What of it has come with others before stays where it is.
+    let starts: Vec<u64> = batch.iter().map(Parted::address).filter(|start| by_hand::is_away(*start)).collect();
+    let bytes = batch.iter().map(Parted::bytes).sum();
+    let stop = || held.stop(driver, &Limits::default()).ok();
+    let come = |to: Place| by_hand::bring_in(driver, opened, &starts, bytes, to, *asked, stop).is_ok();
+    if come(*from) {
+        return batch.iter().for_each(|parted| told(true, parted.bytes()));
+    }
+    if batch.len() > 1 {
+        let (left, right) = batch.split_at(batch.len() / 2);
+        bring_in(opened, driver, held, left, is_unread, told);
+        return bring_in(opened, driver, held, right, is_unread, told);
+    }
+    let mut others = opened.plan.order(*asked).into_iter().filter(|place| place != from);
+    let found = others.find(|place| !is_unread() && come(*place));
+    told(found.is_some_and(|place| !place.is_host()), bytes);
+}
+
+/// Where a range has room now: where it was, or on another GPU of the pool; and for what is mapped nowhere, on the host.
+fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) -> Option<Place> {
+    let gpu = match wish.to {
+        Place::Gpu(gpu) => Some(gpu),
+        Place::Host(_) | Place::Disk | Place::Pageable => None,
+    };
+    let home = opened.pool.block_at(wish.address).map(|block| block.home).or(gpu);
+    let others = home.map(|home| opened.plan.order(home)).unwrap_or_default();
+    let is_here = |row: &Mapped| (row.address..row.address + row.bytes).contains(&wish.address);
+    let is_stored = opened.pool.mapped().iter().any(|row| row.place.is_stored() && is_here(row));
+    // What lies on a GPU already is no better off on another one that is not its own.
+    let is_on_gpu =
+        opened.pool.pieces(wish.address, 1).first().is_some_and(|piece| matches!(piece.place, Place::Gpu(_)));
+    let may = |place: &Place| (is_stored || matches!(place, Place::Gpu(_)) && !is_on_gpu) && *place != wish.to;
+    let others = others.into_iter().filter(may);
+    std::iter::once(wish.to).chain(others).find(|&to| {
+        rearrange(opened, driver, held, &[Wish { to, ..wish }]).is_ok_and(|moved| moved.anchored + moved.shared == 0)
+    })
+}
