@@ -40,6 +40,9 @@ said_by_miri=$(mktemp)
 trap 'rm -f "$counts" "$said_by_miri"' EXIT
 failures=()
 fail() { failures+=("$1"); }
+# Many tests wait for another process most of the time: one more at once than there
+# are processors has all of them end sooner.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(getconf _NPROCESSORS_ONLN) + 1))}"
 step cargo test --release --workspace --no-fail-fast 2>&1 | tee "$counts" || fail 'cargo test'
 # Two builds of their own, which work on one processor each for most of the time, and so side by side.
 #

@@ -113,6 +113,7 @@ SETS = {
         "move-cupy": moving.cupy,
         "move-jax": moving.jax,
         "move-llm": moving.language_model,
+        "move-llm-host": moving.language_model_host,
         "move-fsdp": moving.fsdp,
     },
     "suspend": {
@@ -130,6 +131,7 @@ SETS = {
         "fleet-owner-peer": fleet.owner_peer,
         "fleet-stranger-host": fleet.stranger_host,
         "fleet-owner-host": fleet.owner_host,
+        "fleet-priority-host": fleet.priority_host,
         "fleet-drain": fleet.drain,
     },
     "launchers": {

@@ -42,20 +42,25 @@ def _checked(child, said):
 
 def _gives_way(lab, to_peer, settings, goal):
     """A borrower on GPU 0 that has nearly all of GPU 1, and a program that starts there; `settings`: under gpupool, or bare."""
-    needs_modules("cupy")
     needs_two_gpus(lab)
-    gib = min(100, lab.machine.gpus[1].total // GIB - 16)
-    borrower = lab.start(client("cupy_holder.py", 0, gib), settings={"LIMIT": "0:1GiB", "RESERVE": "6GiB", "SOFT_OOM": "off"})
+    return _displaced(lab, 1, to_peer, {"LIMIT": "0:1GiB", "RESERVE": "6GiB", "SOFT_OOM": "off"}, settings, goal)
+
+
+def _displaced(lab, gpu, to_peer, held_by, settings, goal):
+    """A program on GPU 0 with the settings `held_by` that has nearly all of GPU `gpu`, and one that starts there and takes half."""
+    needs_modules("cupy")
+    gib = min(100, lab.machine.gpus[gpu].total // GIB - 16)
+    borrower = lab.start(client("cupy_holder.py", 0, gib), settings=held_by)
     said = borrower.read_until("holds", TO_FILL)
     if "holds" not in said:
         borrower.finish(5, said).succeeded()
         raise Failed(f"{borrower.title}: it ended before it held anything")
     pid = borrower.process.pid
-    _until("a loan", lambda: _held(lab, pid, 1) >= (gib - 2) * GIB)
+    _until(f"{gib - 2} GiB on GPU {gpu}", lambda: _held(lab, pid, gpu) >= (gib - 2) * GIB)
     if to_peer:
         lab.bare([lab.gpupool, "set", pid, "limit="], 30).succeeded()
     begun = time.monotonic()
-    comer = lab.start(client("cupy_holder.py", 1, gib // 2), settings=settings)
+    comer = lab.start(client("cupy_holder.py", gpu, gib // 2), settings=settings)
     comer_said = comer.read_until("holds", TO_FILL)
     seconds = time.monotonic() - begun
     if "holds" not in comer_said:
@@ -92,6 +97,12 @@ def owner_peer(lab):
 
 def owner_host(lab):
     return _gives_way(lab, False, {"RESERVE": "6GiB"}, TO_HOST)
+
+
+def priority_host(lab):
+    """On one GPU: a program of low priority gives way to one of high priority, and its memory goes to the host."""
+    held_by = {"DEVICES": "0", "PRIORITY": "10", "RESERVE": "6GiB", "SOFT_OOM": "off"}
+    return _displaced(lab, 0, False, held_by, {"DEVICES": "0", "PRIORITY": "90", "RESERVE": "6GiB"}, TO_HOST)
 
 
 def drain(lab):

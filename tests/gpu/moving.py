@@ -159,6 +159,13 @@ def language_model(lab):
     return _compared(lab, client("torch_llm.py", 6, 24), {"17 GiB": {"LIMIT": "0:17GiB"}}, {"17 GiB": 1.3})
 
 
+def language_model_host(lab):
+    """The same with the host as the only other place: 12 GiB have to cross its link in each reading."""
+    needs_modules("torch", "transformers")
+    settings = {"17 GiB and host": {"LIMIT": "0:17GiB"}}
+    return _compared(lab, client("torch_llm.py", 6, 24), settings, {"17 GiB and host": 2}, 200, ALONE)
+
+
 def fsdp(lab):
     """Two ranks that share a model, each with some of its memory on the host: no rank waits for one that waits for moves."""
     needs_modules("torch")
