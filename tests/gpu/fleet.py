@@ -102,7 +102,8 @@ def owner_host(lab):
 def priority_host(lab):
     """On one GPU: a program of low priority gives way to one of high priority, and its memory goes to the host."""
     held_by = {"DEVICES": "0", "PRIORITY": "10", "RESERVE": "6GiB", "SOFT_OOM": "off"}
-    return _displaced(lab, 0, False, held_by, {"DEVICES": "0", "PRIORITY": "90", "RESERVE": "6GiB"}, TO_HOST)
+    comes = {"DEVICES": "0", "PRIORITY": "90", "RESERVE": "6GiB", "SOFT_OOM": "off"}
+    return _displaced(lab, 0, False, held_by, comes, TO_HOST)
 
 
 def drain(lab):

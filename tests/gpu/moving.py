@@ -163,7 +163,7 @@ def language_model_host(lab):
     """The same with the host as the only other place: 12 GiB have to cross its link in each reading."""
     needs_modules("torch", "transformers")
     settings = {"17 GiB and host": {"LIMIT": "0:17GiB"}}
-    return _compared(lab, client("torch_llm.py", 6, 24), settings, {"17 GiB and host": 2}, 200, ALONE)
+    return _compared(lab, client("torch_llm.py", 4, 12), settings, {"17 GiB and host": 2}, 200, ALONE)
 
 
 def fsdp(lab):
