@@ -5,6 +5,7 @@ use crate::account::Accounts;
 use crate::chunks::{AnchorCounts, Chunk};
 use crate::next_step::Growth;
 use crate::place::PlaceId;
+use crate::schedule::size_on_host;
 use crate::state::{Leaving, Zombie, bytes_of};
 use crate::{Backend, Claim, FRAME, Fault};
 
@@ -76,8 +77,10 @@ pub(crate) fn build<B: Backend>(
     let mut frame = growth.start + rows.iter().map(|row| row.frames).sum::<u32>();
     for &(place, bytes) in &growth.pieces {
         let mut left = bytes;
+        let on_host = accounts.place(place).is_host();
         while left > 0 {
-            let size = left.min(largest);
+            let most = left.min(largest);
+            let size = if on_host { bytes_of(size_on_host((most / FRAME) as u32)) } else { most };
             let handle = match create(backend, place, size, accounts) {
                 Ok(handle) => handle,
                 Err(cause) => {

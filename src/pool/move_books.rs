@@ -141,7 +141,8 @@ impl<H: Copy> State<H> {
             let bytes = bytes_of(chunk.frames);
             self.budget(chunk.place).free_aside(bytes);
             let limit = self.budget(chunk.place).limit();
-            if !keeps || self.place(chunk.place).is_stored() || !self.stock.keep(&chunk, self.period, limit) {
+            let place = self.place(chunk.place);
+            if !keeps || place.is_stored() || !self.stock.keep(&chunk, self.period, limit, place.is_host()) {
                 self.budget(chunk.place).leave(bytes);
                 leaving.push(Leaving { start: 0, frames: 0, chunks: vec![chunk] });
             }

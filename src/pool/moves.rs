@@ -67,6 +67,12 @@ impl<B: Mover> Pool<B> {
         self.carry_out(wishes, false, stop)
     }
 
+    /// Bytes at a place that moves have left and that serve the next one: nothing has to be made for as much, as far as its chunks are of the same sizes.
+    pub fn spare_for_moves(&self, place: Place) -> u64 {
+        let state = self.lock();
+        state.id_of(place).map_or(0, |id| state.stock.bytes(id))
+    }
+
     /// `waits`: the program is not stopped later; instead all work is waited for now.
     fn carry_out<S: Stopped>(
         &self,

@@ -16,6 +16,12 @@ use std::ops::Range;
 /// A smaller one costs more to map than it saves.
 const WORTH: u32 = ((32 << 20) / FRAME) as u32;
 
+/// Frames of a chunk of the host where so many are left: 32 MiB, and powers of two below, wherever it comes from. What comes near then leaves memory that what goes
+/// out is laid on, whatever either is cut into on its GPU. With chunks as large as on a GPU most swaps made their own, which takes eight times as long as copying (H200).
+pub(crate) fn size_on_host(left: u32) -> u32 {
+    1 << left.clamp(1, WORTH).ilog2()
+}
+
 /// Chunks of one size at one place. Only such can stand for each other, because a handle is mapped whole.
 pub(crate) type Class = (PlaceId, u32);
 
@@ -220,14 +226,14 @@ fn cut(
 }
 
 /// Frames of a new chunk where so many are left. What is far comes back, and its memory serves what goes out next if it is of the
-/// same size: on the host all chunks are of 32 MiB, since making and remapping it costs by the byte; on a peer, where remapping
-/// costs mostly by the chunk, they are powers of two from there on. What is less than 32 MiB is one chunk. On a disk there is nothing to make
+/// same size: on the host no chunk is larger than 32 MiB, since making and remapping it costs by the byte; on a peer, where remapping
+/// costs mostly by the chunk, they are powers of two from there on, and what is less is one chunk. On a disk there is nothing to make
 /// or to use again.
 fn usual_size(nearness: Nearness, left: u32, largest: u32) -> u32 {
     let most = left.min(largest);
     match nearness {
         Nearness::Home | Nearness::Disk => most,
-        Nearness::Host => most.min(WORTH),
+        Nearness::Host => size_on_host(most),
         Nearness::Peer if most < WORTH => most,
         Nearness::Peer => 1 << most.ilog2(),
     }
@@ -408,7 +414,7 @@ mod tests {
         assert_eq!(to(256, PEER), [[256]]);
         assert_eq!(to(150, PEER), [[128, 16, 6]]);
         assert_eq!(to(40, HOST), [[16, 16, 8]]);
-        assert_eq!(to(5, HOST), [[5]]);
+        assert_eq!(to(5, HOST), [[4, 1]]);
         // What comes in is as large as can be, whatever it was made of.
         let back = [stretch(0, &[(16, HOST), (16, HOST), (8, HOST)], HOME)];
         assert_eq!(sizes(&schedule(&back, &BTreeMap::new(), &rooms(9999, 0, 0)).unwrap()), [[40]]);

@@ -3,6 +3,7 @@
 use crate::extents::{Extent, FRAME};
 use crate::interface::{Range, Swap, Whereabouts};
 use crate::kinds::UNKNOWN;
+use crate::links::Links;
 use crate::plan::{DENSER, EXPLORE, MARGIN, SURPRISES};
 use crate::tiers::Tiers;
 use crate::units::{Unit, units};
@@ -14,6 +15,20 @@ const PAYBACK: u32 = 32;
 const WHOLE: u64 = 32 << 20;
 /// Bytes of one swap at an idle point, about.
 const BATCH: u64 = 1 << 30;
+
+/// What the memory takes that has to be made for what leaves; `made` has, by place, what swaps before this one need there.
+fn made_ns(links: &Links, swap: &Swap, made: &mut Vec<u64>, at: &impl Whereabouts) -> f64 {
+    let mut all = 0.0;
+    for (range, place) in &swap.far {
+        let index = usize::from(*place);
+        made.resize(made.len().max(index + 1), 0);
+        let before = made[index];
+        made[index] += range.bytes();
+        let room = at.far_room(*place);
+        all += (made[index].saturating_sub(room) - before.saturating_sub(room)) as f64 / links.link(*place).make;
+    }
+    all
+}
 
 impl Tiers {
     /// What should move while the device is idle anyway, best first, in `budget_ns` in all. What is used most, a byte, comes in for
@@ -157,7 +172,11 @@ impl Tiers {
             }
         }
         planned.push(swap);
-        let mut promised = 0.0;
-        planned.into_iter().filter_map(|swap| self.finish(swap, payback, &mut promised)).collect()
+        let (mut promised, mut made) = (0.0, Vec::new());
+        let answer = planned.into_iter().filter_map(|swap| {
+            let made_ns = made_ns(&links, &swap, &mut made, at);
+            self.finish(swap, payback, made_ns, &mut promised)
+        });
+        answer.collect()
     }
 }

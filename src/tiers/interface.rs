@@ -50,6 +50,11 @@ pub trait Whereabouts {
 
     /// Bytes that could come to the home GPU without another byte's leaving it.
     fn near_room(&self) -> u64;
+
+    /// Bytes that can go to the place with this index in [`Links::far`](crate::Links::far) without memory's being made there.
+    fn far_room(&self, _place: u8) -> u64 {
+        u64::MAX
+    }
 }
 
 impl<T: Whereabouts> Whereabouts for &T {
@@ -64,6 +69,9 @@ impl<T: Whereabouts> Whereabouts for &T {
     }
     fn near_room(&self) -> u64 {
         (**self).near_room()
+    }
+    fn far_room(&self, place: u8) -> u64 {
+        (**self).far_room(place)
     }
 }
 

@@ -20,6 +20,10 @@ pub struct FarLink {
     pub copy_out: f64,
     /// Each way, while as much goes the other way.
     pub both: f64,
+    /// Making new memory there, which a move needs where none is left of earlier ones.
+    pub make: f64,
+    /// Unmapping, mapping and granting memory there, as far as that takes longer for more of it than [`Links::remap_ns_per_byte`] says.
+    pub map: f64,
 }
 
 /// The home GPU's memory and its links. The figures are parameters, since each machine has its own; the constructors have those
@@ -41,9 +45,10 @@ pub struct Links {
 
 impl FarLink {
     /// Another GPU over NVLink, by its copy engines.
-    pub const PEER: Self = Self { kernel: 374.0, copy_in: 350.0, copy_out: 397.0, both: 187.0 };
-    /// The host over PCIe. What both ways at once give was not measured; it is taken for shared, as over NVLink.
-    pub const HOST: Self = Self { kernel: 51.0, copy_in: 55.0, copy_out: 55.0, both: 27.5 };
+    pub const PEER: Self =
+        Self { kernel: 374.0, copy_in: 350.0, copy_out: 397.0, both: 187.0, make: 270.0, map: f64::INFINITY };
+    /// The host over PCIe. Its link takes 51 each way at once, which moves do not use: what comes needs the room of what leaves.
+    pub const HOST: Self = Self { kernel: 51.0, copy_in: 55.0, copy_out: 55.0, both: 27.5, make: 3.4, map: 64.0 };
 }
 
 impl Links {
@@ -92,6 +97,12 @@ impl Links {
         ranges as f64 * self.remap_ns + bytes as f64 * self.remap_ns_per_byte
     }
 
+    /// Nanoseconds of mapping `bytes_out` at a place besides.
+    #[must_use]
+    pub fn far_map_ns(&self, place: u8, bytes_out: u64) -> f64 {
+        bytes_out as f64 / self.link(place).map
+    }
+
     /// Nanoseconds of bringing back what was near, in place of what came for it: more ranges than it usually needs.
     pub(crate) fn back_ns(&self, place: u8, bytes: u64) -> f64 {
         self.drain_ns + 4.0 * self.remap_ns + bytes as f64 * self.swap_ns_per_byte(place)
@@ -99,6 +110,8 @@ impl Links {
 
     /// Nanoseconds that a byte costs which comes in while another goes out.
     pub(crate) fn swap_ns_per_byte(&self, place: u8) -> f64 {
-        self.copy_ns(place, 1 << 30, 1 << 30) / (1u64 << 30) as f64 + 2.0 * self.remap_ns_per_byte
+        self.copy_ns(place, 1 << 30, 1 << 30) / (1u64 << 30) as f64
+            + 2.0 * self.remap_ns_per_byte
+            + 1.0 / self.link(place).map
     }
 }

@@ -199,16 +199,19 @@ impl Tiers {
         links.drain_ns
             + links.copy_ns(place, bytes_in, bytes_out)
             + links.map_ns(swap.near.len() + swap.far.len(), bytes_in + bytes_out)
+            + links.far_map_ns(place, bytes_out)
     }
 
     /// What a swap costs in all, and whether that is still worth it and may be spent.
-    pub(crate) fn finish(&mut self, mut swap: Swap, cycles: f64, promised: &mut f64) -> Option<Swap> {
+    ///
+    /// `made_ns`: what memory takes that has to be made for it while the device has nothing to do.
+    pub(crate) fn finish(&mut self, mut swap: Swap, cycles: f64, made_ns: f64, promised: &mut f64) -> Option<Swap> {
         if swap.near.is_empty() {
             return None;
         }
         join(&mut swap.near);
         join_placed(&mut swap.far);
-        swap.cost_ns = self.cost_of(&swap);
+        swap.cost_ns = self.cost_of(&swap) + made_ns;
         if swap.gain_ns * cycles < MARGIN * swap.cost_ns {
             return None;
         }

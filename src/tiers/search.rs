@@ -180,7 +180,8 @@ impl Tiers {
             search.bring(want);
         }
         let swap = search.swap;
-        self.finish(swap, 1.0, &mut 0.0)
+        // Memory is made for it beside what the device still has to do.
+        self.finish(swap, 1.0, 0.0, &mut 0.0)
     }
 
     /// Works out what any extent that could leave loses at least, unless nothing has changed since.

@@ -301,6 +301,10 @@ impl Whereabouts for Home {
     fn near_room(&self) -> u64 {
         near_room(self.opened, self.gpu)
     }
+
+    fn far_room(&self, place: u8) -> u64 {
+        self.places.get(usize::from(place)).map_or(0, |place| self.opened.pool.spare_for_moves(*place))
+    }
 }
 
 #[cfg(test)]

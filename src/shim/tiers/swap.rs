@@ -183,6 +183,8 @@ struct Outcome {
     stayed: u64,
     /// Nanoseconds for which the GPU had work of its own in front of the swap.
     waited: u64,
+    /// Nanoseconds of preparing it while the GPU had such work: nobody has lost them.
+    hidden: u64,
     /// Nanoseconds for which the program was stopped.
     stopped: u64,
 }
@@ -207,9 +209,11 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     }
     let comes: u64 = near.iter().map(|wish| wish.bytes).sum();
     let far = leaving(home, gone, if near.is_empty() { u64::MAX } else { comes.saturating_sub(room) });
-    fit(&mut near, room + far.iter().map(|wish| wish.bytes).sum::<u64>());
+    let leave = far.iter().map(|wish| wish.bytes).sum::<u64>();
+    fit(&mut near, room + leave);
     if near.is_empty() && !swap.near.is_empty() {
-        return Err(WhyNot::Pool("there is no room for any of it".to_owned()));
+        let [comes, room, leave] = [comes, room, leave].map(format_size);
+        return Err(WhyNot::Pool(format!("there is no room for {comes}: {room} are free, and {leave} would leave")));
     }
     let mut outcome = Outcome::default();
     let all: Vec<Wish> = far.iter().chain(&near).copied().collect();
@@ -225,8 +229,8 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
         }
         answer => answer?,
     }
-    let Outcome { came, left, stayed, waited, stopped } = outcome;
-    let took = (now() - begun).saturating_sub(waited);
+    let Outcome { came, left, stayed, waited, hidden, stopped } = outcome;
+    let took = (now() - begun).saturating_sub(waited + hidden);
     home.tiers.lock().moved(came, left, took);
     totals::add(Counter::MovingMicroseconds, took / 1000);
     totals::add(Counter::AwaitingMicroseconds, waited / 1000);
@@ -339,6 +343,9 @@ fn fit(wishes: &mut Vec<Wish>, mut room: u64) {
     });
 }
 
+/// What finding the GPU at rest takes at most. Where it took longer, it had work all the while that the swap was prepared.
+const AT_REST: Duration = Duration::from_micros(100);
+
 /// What is not divided to fit.
 const LARGE: u64 = 64 << 20;
 
@@ -366,7 +373,8 @@ fn is_left_alone(home: &Home, wish: &Wish) -> bool {
 fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> Result<(), Failed> {
     let mut stuck = false;
     let phases = Phases::begin();
-    let (mut disturbed, waited, past, stopped) = (None, &mut outcome.waited, Cell::new(None), Cell::new(0));
+    let (mut disturbed, past, stopped) = (None, Cell::new(None), Cell::new(0));
+    let Outcome { waited, hidden, .. } = outcome;
     let (queue, still) = match why {
         Why::Launch => (QUEUE, home.progress.still()),
         Why::Stress => (QUEUE_UNDER_STRESS, QUEUE_UNDER_STRESS),
@@ -378,6 +386,9 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
         let over = queue.is_zero() || gate::wait_until_quiet(home.driver, queue, still, || timing::passed(home));
         let took = now() - begun;
         *waited += took;
+        if took > AT_REST.as_nanos() as u64 {
+            *hidden += begun - phases.begun;
+        }
         phases.waited.set(begun + took);
         phases.spent.set(mover::spent());
         // What else ended the wait is told by who closes the gate.

@@ -274,7 +274,8 @@ impl Machine {
         let ranges = swap.near.len() + swap.far.len();
         let took = self.links.drain_ns
             + self.links.copy_ns(place, bytes_in, bytes_out)
-            + self.links.map_ns(ranges, bytes_in + bytes_out);
+            + self.links.map_ns(ranges, bytes_in + bytes_out)
+            + self.links.far_map_ns(place, bytes_out);
         self.now += took;
         self.moved_in += bytes_in;
         self.moved_out += bytes_out;
