@@ -386,6 +386,11 @@ fn note_put() {
 const TO_SETTLE: Duration = Duration::from_secs(120);
 /// How soon that is tried again where it failed, at first.
 const SOON: Duration = Duration::from_millis(10);
+/// How long whoever got something has until it asks for more, before what left for it is worked at: a gibibyte of that takes the driver 0.3 s, for which the next
+/// question waits, and who needs much often asks block by block (H200: 18 GiB in such blocks took 7 s, 1 s of it copying).
+const CALM: Duration = Duration::from_millis(100);
+/// When something was put in plain memory last.
+static LAST_PUT: Mutex<Option<Instant>> = Mutex::new(None);
 /// How long it is worked at without a look at what else is asked.
 const SLICE: Duration = Duration::from_secs(1);
 
@@ -413,6 +418,7 @@ pub fn settle() -> Option<Duration> {
     // When it may be tried again, and how long the pause is behind that.
     static NEXT: Mutex<Option<(Instant, Duration)>> = Mutex::new(None);
     let (at, pause) = NEXT.lock().unwrap_or((Instant::now(), SOON));
+    let at = LAST_PUT.lock().map_or(at, |put| at.max(put + CALM));
     let left = at.saturating_duration_since(Instant::now());
     if !left.is_zero() {
         return Some(left);
@@ -438,6 +444,11 @@ pub fn settle() -> Option<Duration> {
             Some(pause)
         }
     }
+}
+
+/// Something was put in plain memory of the host for somebody who may ask for more in a moment.
+fn was_put() {
+    *LAST_PUT.lock() = Some(Instant::now());
 }
 
 /// Until then.

@@ -472,6 +472,7 @@ fn leave(
 
 /// So much of the program's memory was put on the host; it stands still until that is memory of the host that GPUs reach.
 fn settles(state: &mut Option<Suspended>, held: Option<Held>, put: Put, bytes: u64) {
+    super::was_put();
     match (state.as_mut(), held) {
         (Some(Suspended { put: Some(before), settles, .. }), _) => {
             before.join(put);
