@@ -223,7 +223,8 @@ fn at_rest(used: &str, waits: &str) {
         Event::TierSwap(swap) if swap.why == "idle" => Some(swap.bytes_in),
         _ => None,
     });
-    assert!(came.iter().sum::<u64>() >= 4 << 20, "{used}, {waits}: {came:?}\n{}", output.stderr);
+    // Both at once, and as much for them: that they and what leaves are blocks beside each other cuts nothing off.
+    assert!(came.iter().any(|bytes| *bytes >= 8 << 20), "{used}, {waits}: {came:?}\n{}", output.stderr);
 }
 
 #[test]

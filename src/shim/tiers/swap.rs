@@ -8,9 +8,10 @@ use crate::serve::memory::places;
 use crate::watch::capture;
 use crate::{bell, log};
 use gpupool_config::format_size;
+use gpupool_cuda::Physical;
 use gpupool_events::{TierStop, TierSwap};
 use gpupool_metrics::Counter;
-use gpupool_pool::{FRAME, MoveError, Moved, Place, Stopped, Wish};
+use gpupool_pool::{FRAME, MoveError, Moved, Piece, Place, Stopped, Wish};
 use gpupool_tiers::{self as tiers, Range, Swap, Whereabouts};
 use std::cell::Cell;
 use std::fmt;
@@ -303,7 +304,7 @@ fn coming(home: &Home, ranges: &[Range], to: Place, mut room: u64) -> Vec<Wish> 
 fn chunks_of(home: &Home, ranges: &[Range], to: Place) -> Vec<(Range, Range)> {
     let mut found: Vec<(Range, Range)> = Vec::new();
     for range in ranges {
-        for piece in home.opened.pool.pieces(range.start, range.bytes()).iter().filter(|piece| piece.place != to) {
+        for piece in pieces_of_all(home, *range).iter().filter(|piece| piece.place != to) {
             let Some(whole) = home.whole(piece) else { continue };
             let touched = Range::of(piece.address, piece.bytes).meet(&whole);
             match found.last_mut() {
@@ -313,6 +314,20 @@ fn chunks_of(home: &Home, ranges: &[Range], to: Place) -> Vec<(Range, Range)> {
         }
     }
     found
+}
+
+/// Where each part of a range lies, of all blocks in it. A swap joins what lies one behind the other, whosever it is, and the pool answers for the block that a
+/// range begins in.
+fn pieces_of_all(home: &Home, range: Range) -> Vec<Piece<Physical>> {
+    let mut all = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let pieces = home.opened.pool.pieces(at, range.end - at);
+        // Where a block has ended meanwhile, the next one begins on a frame.
+        at = pieces.last().map_or(at / FRAME * FRAME + FRAME, |last| last.address + last.bytes);
+        all.extend(pieces);
+    }
+    all
 }
 
 /// Wishes for a range, as far as nobody holds it where it is.
