@@ -246,6 +246,11 @@ impl Cycle {
         self.length().and(self.reference).map(|reference| reference.saturating_sub(1))
     }
 
+    /// When the present cycle began.
+    pub fn began(&self) -> u64 {
+        self.began
+    }
+
     /// When it was last lost what follows.
     pub fn lost(&self) -> u64 {
         self.lost

@@ -97,6 +97,8 @@ pub struct Hot {
     pub worth: Worth,
     /// To move for it may be worth it.
     pub asks: bool,
+    /// It loses so much that this is asked whatever was answered before.
+    pub asks_each_time: bool,
     /// It names as many bytes as at its launch before: later pointers cut no more off what it names.
     pub settled: bool,
     /// What more far memory costs it was not measured.
@@ -393,6 +395,7 @@ impl Kinds {
             pass_ns: 0.0,
             worth: Worth::default(),
             asks: false,
+            asks_each_time: false,
             settled: false,
             unsure: true,
         });

@@ -7,6 +7,7 @@ use crate::interface::{Launch, Ledger, Range, Reader, Settings, Timed, Told, Whe
 use crate::kinds::{self, COPY, Kinds, Moment, NONE, UNKNOWN, Worth};
 use crate::operands::Passes;
 use crate::timeline::Timeline;
+use std::fmt::Write;
 
 /// Measurements under way that are remembered: programs run some hundred launches ahead of the device.
 const PENDING: usize = 1024;
@@ -14,6 +15,9 @@ const PENDING: usize = 1024;
 const LEAST: f32 = 20_000.0;
 /// Questions in a cycle that may be answered with no; each looks at every extent.
 const VAIN: u32 = 64;
+/// What a launch loses by far memory that may move is worth a question each time from so many nanoseconds on: some hundred times what one takes. A cycle is as long as
+/// what a program does between two waits, so that a number of questions for each would leave most of a long one without any.
+const WORTH_ASKING: f32 = 5_000_000.0;
 /// The same where the program has done the same for so many cycles.
 const VAIN_LATER: u32 = 8;
 const LATER: u32 = 256;
@@ -249,7 +253,8 @@ impl Tiers {
         self.ended |= ends;
         let time_it = self.kinds.wants_timing(kind, hot.pass_ns > 0.0);
         let vain = if self.seen < LATER { VAIN } else { VAIN_LATER };
-        let ask = hot.asks && hot.asked_again <= id && self.poor_until <= id && self.vain < vain || must_return;
+        let is_due = hot.asked_again <= id && self.vain < vain || hot.asks_each_time;
+        let ask = hot.asks && is_due && self.poor_until <= id || must_return;
         Launch { id, ask, time_it, tell_time: ends }
     }
 
@@ -288,7 +293,18 @@ impl Tiers {
         let worth = self.worth_of(id, at);
         let unsure = self.kinds.is_unsure(id) || worth.is_unknown;
         if let Some(hot) = self.kinds.hot_mut(id) {
-            *hot = kinds::Hot { epoch: self.extents.epoch, version, pass_ns, worth, asks, settled, unsure, ..*hot };
+            let asks_each_time = here > WORTH_ASKING;
+            *hot = kinds::Hot {
+                epoch: self.extents.epoch,
+                version,
+                pass_ns,
+                worth,
+                asks,
+                asks_each_time,
+                settled,
+                unsure,
+                ..*hot
+            };
         }
     }
 
@@ -481,6 +497,41 @@ impl Tiers {
         self.account.reserve = self.extents.reserve_ns();
         let (near, place) = self.extents.totals();
         self.account.grant(near as f64 * self.settings.links.swap_ns_per_byte(place.unwrap_or(0)));
+    }
+
+    /// What a launch that was asked for loses by what lies far, and what is known that decides about it: for the log.
+    #[must_use]
+    pub fn question(&self, launch: u64, at: &impl Whereabouts) -> String {
+        let id = self.cycle.kind(launch);
+        let Some(kind) = self.kinds.get(id) else { return String::new() };
+        let mut told = String::new();
+        for part in &kind.uses {
+            let Some(extent) = self.extents.get(part.slot) else { continue };
+            let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at);
+            let Some(read) = read.filter(|read| read.pass_ns > 0.0) else { continue };
+            let _ = write!(
+                told,
+                " {:#x} {} of {} MiB far, {:.1} passes of {:.0} µs{}{};",
+                extent.range.start,
+                extent.far_bytes >> 20,
+                extent.range.bytes() >> 20,
+                part.weight(),
+                read.pass_ns / 1e3,
+                if extent.far_free == 0 { ", fixed" } else { "" },
+                if extent.stays_until > self.cycles { ", stayed" } else { "" },
+            );
+        }
+        let offset = self.timeline.offset(self.cycle.repeats());
+        format!(
+            "{told} free {:.1} ms, reserve {:.1} ms, gain {:?}, offset {offset:?}, outdated {}, length {:?}, surprises {:.2}, vain {}",
+            self.account.free() / 1e6,
+            self.account.reserve / 1e6,
+            self.kinds.gain(id),
+            self.is_outdated(),
+            self.cycle.length(),
+            self.surprises,
+            self.vain,
+        )
     }
 
     /// Why nothing moves any more; once for each time that it stopped.

@@ -126,6 +126,11 @@ impl Timeline {
         self.entries.get(begin as usize..end as usize).unwrap_or_default()
     }
 
+    /// Whether nothing of the cycle uses it.
+    pub fn is_idle(&self, slot: u32) -> bool {
+        self.of(slot).is_empty()
+    }
+
     /// Launches until the next use behind `offset`; the whole cycle and one if there is none.
     pub fn next(&self, slot: u32, offset: u32) -> u32 {
         let entries = self.of(slot);

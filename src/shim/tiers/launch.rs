@@ -167,6 +167,10 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64
             stress::move_some(home, words);
         } else if launch.ask {
             let swap = home.tiers.lock().before(launch.id, now(), home);
+            tracing::trace!(
+                target: "gpupool::memory", about = "asks",
+                "launch {}, {}:{}", launch.id, if swap.is_some() { "yes" } else { "no" }, home.tiers.lock().question(launch.id, home)
+            );
             if let Some(swap) = swap {
                 tracing::trace!(
                     target: "gpupool::memory", about = "swaps",

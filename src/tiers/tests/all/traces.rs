@@ -314,9 +314,9 @@ pub fn training(ratio: f64, links: Links, name: &str) -> Trace {
 }
 
 /// A Llama of 6.7 billion parameters in bf16: four texts of 4 096 tokens are read and 24 tokens written, again and again. 26 GiB: weights and the
-/// cache of keys and values first, then what a layer works on, by a caching allocator. Products read the narrow operand 30 times and
-/// the wide one 8 times, and write their result once, as measured for such sizes.
-pub fn language_model(near: u64, rounds: usize, tokens: usize) -> Trace {
+/// cache of keys and values first (`lazily`: as each layer first uses it), then what a layer works on, by a caching allocator. Products read the narrow operand 30 times
+/// and the wide one 8 times, and write their result once, and attention reads everything ten times, as measured for such sizes.
+pub fn language_model(near: u64, rounds: usize, tokens: usize, links: Links, lazily: bool) -> Trace {
     const LAYERS: usize = 32;
     const WIDTH: u64 = 4096;
     const INNER: u64 = 11_008;
@@ -331,8 +331,13 @@ pub fn language_model(near: u64, rounds: usize, tokens: usize) -> Trace {
         (0..LAYERS).map(|_| shapes.iter().map(|count| cache.take(&mut writer, 2 * count)).collect()).collect();
     let head = cache.take(&mut writer, 32_000 * WIDTH * 2);
     let length = 4096 + tokens as u64;
-    let keys: Vec<[Range; 2]> =
-        (0..LAYERS).map(|_| [(); 2].map(|()| cache.take(&mut writer, 4 * length * WIDTH * 2))).collect();
+    let mut keys: Vec<[Range; 2]> = Vec::new();
+    let more_keys = |writer: &mut Writer, cache: &mut Caching, keys: &mut Vec<[Range; 2]>| {
+        keys.push([(); 2].map(|()| cache.take(writer, 4 * length * WIDTH * 2)));
+    };
+    if !lazily {
+        (0..LAYERS).for_each(|_| more_keys(&mut writer, &mut cache, &mut keys));
+    }
     let mut settled = 0;
     for round in 0..rounds {
         if round == rounds / 2 {
@@ -387,13 +392,16 @@ pub fn language_model(near: u64, rounds: usize, tokens: usize) -> Trace {
                     cache.give(turned);
                     cache.give(std::mem::replace(part, out));
                 }
+                if keys.len() == layer {
+                    more_keys(&mut writer, &mut cache, &mut keys);
+                }
                 for (part, kept) in parts[1..].iter().zip(&keys[layer]) {
                     let part = Range::of(part.start, part.bytes());
                     let into = Range::of(kept.start, if rows > 4 { unit } else { 2 * MIB });
                     writer.launch(13, &[part, into], 2_000.0, 1.0);
                 }
                 let out = cache.take(&mut writer, unit);
-                let (took, reuse) = if rows > 4 { (1_800_000.0, 3.0) } else { (5_000.0, 1.0) };
+                let (took, reuse) = if rows > 4 { (1_800_000.0, 10.0) } else { (5_000.0, 1.0) };
                 let [first, second] = keys[layer];
                 writer.launch(if rows > 4 { 14 } else { 15 }, &[parts[0], first, second, out], took, reuse);
                 parts.into_iter().for_each(|part| cache.give(part));
@@ -433,7 +441,7 @@ pub fn language_model(near: u64, rounds: usize, tokens: usize) -> Trace {
             writer.idle();
         }
     }
-    writer.trace("language model", near, peer(), settled)
+    writer.trace("language model", near, links, settled)
 }
 
 /// Layers of experts, of which a few are used for a token, some more often than others.
