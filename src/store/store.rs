@@ -88,6 +88,15 @@ fn is_stale(name: &str) -> bool {
     name.is_some_and(|name| number_of(name).is_some())
 }
 
+/// Makes a folder, if it is not there, for others to lie in that are written to, and looks whether it is one that such may lie in:
+/// the same rule as for those themselves, since whoever replaces it replaces them.
+///
+/// # Errors
+/// It cannot be made, is a link, another user's, or others may change it.
+pub fn own_folder(path: &Path) -> Result<()> {
+    Store::open(path, true, &Disk::default()).map(drop)
+}
+
 impl Store {
     /// Opens the folder; with `make` for writing, and then it is made if it is not there.
     ///

@@ -135,18 +135,18 @@ fn what_cannot_be_written_leaves_the_program_as_it_was() {
     let open = |mode| std::fs::set_permissions(&to, std::fs::Permissions::from_mode(mode)).unwrap();
     open(0o777);
     let why = refused(&program, &to_folder(&to));
-    assert!(why.contains("lets others replace it"), "{why}");
+    assert!(why.contains("others may write to it (mode 777)"), "{why}");
     open(0o700);
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
     let why = refused(&program, &to_folder(&file));
     assert!(why.contains(&text(&file)), "{why}");
     let why = refused(&program, &to_folder(&folder.path().join("none/below")));
-    assert!(why.contains("cannot make the folder"), "{why}");
+    assert!(why.contains("No such file or directory"), "{why}");
     if std::fs::metadata("/proc/self").unwrap().uid() == 0 {
         std::os::unix::fs::chown(&to, Some(4711), None).unwrap();
         let why = refused(&program, &to_folder(&to));
-        assert!(why.contains("lets others replace it"), "{why}");
+        assert!(why.contains("it is of user 4711"), "{why}");
         std::os::unix::fs::chown(&to, Some(0), None).unwrap();
     }
     goes_on(&mut program);
@@ -166,6 +166,43 @@ fn what_cannot_be_written_leaves_the_program_as_it_was() {
     limit(libc::RLIM_INFINITY);
     let after = page(&program).map(|page| lies(&page));
     assert_eq!(after.map(|it| it.1), before.map(|it| it.1), "nothing is on the disk");
+    suspend_to(&program, &to);
+    told(&program, "resume");
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+/// What is read back from there becomes the program's memory.
+#[test]
+fn a_folder_that_others_may_replace_is_refused_as_for_images() {
+    let around = tempfile::tempdir().unwrap();
+    let mode = |mode| std::fs::set_permissions(around.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+    let to = around.path().join("to");
+    let mut program = suspended("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    let image = |program: &Running| {
+        let ended = program.gpupool(&format!("checkpoint --json {} {}", program.pid(), to.display()));
+        let told: Value = serde_json::from_slice(&ended.stdout).unwrap();
+        told["error"].as_str().unwrap_or_else(|| panic!("an image was written: {told}")).to_owned()
+    };
+    mode(0o777);
+    for is_there in [false, true] {
+        if is_there {
+            std::fs::create_dir_all(&to).unwrap();
+            std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        let why = refused(&program, &to_folder(&to));
+        assert!(why.contains(&format!("{} lets others replace it", around.path().display())), "{why}");
+        assert_eq!(image(&program), why);
+        goes_on(&mut program);
+    }
+    // A link, which is another folder tomorrow.
+    mode(0o700);
+    let link = around.path().join("link");
+    std::os::unix::fs::symlink(&to, &link).unwrap();
+    let why = refused(&program, &to_folder(&link));
+    assert!(why.contains("it is a link or no folder"), "{why}");
+    assert_eq!(files(around.path()), Vec::<PathBuf>::new());
     suspend_to(&program, &to);
     told(&program, "resume");
     goes_on(&mut program);

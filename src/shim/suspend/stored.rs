@@ -60,7 +60,7 @@ impl Stored {
     ) -> Result<Self, String> {
         let words = |error: gpupool_store::Error| error.to_string();
         let identity = Identity::own().ok_or("the system does not tell when this process started")?;
-        make(folder)?;
+        gpupool_store::own_folder(folder).map_err(words)?;
         sweep(folder);
         let own = folder.join(name_of(&identity));
         let bytes = ranges.iter().map(|range| range.bytes).sum();
@@ -239,17 +239,6 @@ fn stretches_of(
         at += length;
     }
     Ok(())
-}
-
-/// Makes the folder that was asked for, if it is not there. Whether it can be trusted, the store sees.
-fn make(folder: &Path) -> Result<(), String> {
-    use std::os::unix::fs::DirBuilderExt;
-    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(format!("{}: cannot make the folder: {error}", folder.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The process's, which no other one has at the same time: also not in another container or on another host, as long as it was booted
