@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use gpupool_store::{Reader, Which, jobs, rank_folder};
-use harness::{Run, Running, Traced, artifact_folder, at_work, eventually, goes_on};
+use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, held_writers};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
@@ -1130,19 +1130,6 @@ fn begin_image(program: &Running, folder: &Path) -> Child {
     let mut command = Command::new(artifact_folder().join("gpupool"));
     command.args(["checkpoint".as_ref(), OsStr::new(&program.pid().to_string()), folder.as_os_str()]);
     command.env("XDG_RUNTIME_DIR", program.session()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
-}
-
-/// Its threads that write images, once all of them are there; they stand still until this is dropped.
-fn held_writers(program: &Running) -> Option<Vec<Traced>> {
-    let all = std::thread::available_parallelism().unwrap().get();
-    let of_one = |task: std::fs::DirEntry| -> Option<i32> {
-        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
-        (name.trim() == "gpupool-store").then(|| task.file_name().to_str()?.parse().ok())?
-    };
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap();
-    let writers: Vec<i32> = tasks.flatten().filter_map(of_one).collect();
-    let is_all = writers.len() == (all / 2).clamp(2, 8);
-    is_all.then(|| writers.into_iter().map(Traced::begin).collect::<Result<_, _>>().ok())?
 }
 
 /// The image's own copies lie in the pool as well.

@@ -27,4 +27,4 @@ pub use pages::{at_work, folder_of_pages, goes_on, page_of, pages};
 pub use routes::{Route, hooks};
 pub use run::{Driver, Run};
 pub use running::Running;
-pub use traced::Traced;
+pub use traced::{Traced, held_writers};

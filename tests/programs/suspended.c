@@ -13,6 +13,7 @@
  *   spin             a kernel that waits for the host, submitted by another thread; release: it ends
  *   fork             a child that answers the driver's version, and ends
  *   allocate MIB     by another thread; allocated: whether it has
+ *   hold CALL        the next call of the driver of this name stands at its end; stands: whether one does; let: it goes on
  *   create MIB       by another thread, memory of the program's own, mapped and filled; allocated: whether it has
  *   keep MIB         by another thread, memory in a context of its own that it fills; kept: whether it has
  *   clear MIB        the same with zeros
@@ -50,6 +51,7 @@ static inline void fail_with(int code)
 }
 #define exit(code) fail_with(code)
 #include "held.h"
+#include "simulator.h"
 #include "streams.h"
 #include "vmm.h"
 
@@ -162,6 +164,17 @@ static void *work(void *argument)
     if (atomic_fetch_sub(&running, 1) == 1 && atomic_load(&has_left))
         (exit)(6);
     return NULL;
+}
+
+static atomic_int stands, goes_on;
+static char held_call[64];
+
+static void stand(void)
+{
+    atomic_store(&stands, 1);
+    while (!atomic_load(&goes_on))
+        usleep(1000);
+    atomic_store(&stands, 0);
 }
 
 static void *allocate(void *argument)
@@ -498,6 +511,15 @@ int main(void)
             atomic_store(&has_left, 1);
             atomic_store(&ends, 1);
             pthread_exit(NULL);
+        } else if (sscanf(line, "hold %63s", held_call) == 1) {
+            atomic_store(&goes_on, 0);
+            find_simulator().after(held_call, stand);
+            puts("it will");
+        } else if (strcmp(line, "stands") == 0) {
+            puts(atomic_load(&stands) ? "yes" : "no");
+        } else if (strcmp(line, "let") == 0) {
+            atomic_store(&goes_on, 1);
+            puts("it does");
         } else if (strcmp(line, "allocated") == 0) {
             puts(atomic_load(&is_allocated) ? "yes" : "no");
         } else if (strcmp(line, "end") == 0) {

@@ -2,7 +2,7 @@
 
 use super::{MIB, ends_well, gpupool, page, refused, suspended, told};
 use gpupool_metrics::Snapshot;
-use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on};
+use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, held_writers};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -228,6 +228,34 @@ fn what_is_freed_or_whose_context_ends_meanwhile_is_not_brought_back() {
     eventually("its end", || (program.ask("destroyed") == "yes").then_some(()));
     goes_on(&mut program);
     eventually("an empty disk", || page(&program).filter(|page| lies(page).1 == 0));
+    ends_well(program);
+}
+
+#[test]
+fn what_a_call_is_given_that_was_under_way_when_the_program_was_stopped_goes_into_the_files_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 64");
+    is_right(&mut program);
+    // In the middle of being given memory by the driver.
+    assert_eq!(program.ask("hold cuMemCreate"), "it will");
+    program.ask("allocate 100");
+    eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+    let mut command = Command::new(artifact_folder().join("gpupool"));
+    command.args(["suspend", "--json", "--to"]).arg(folder.path()).arg(program.pid().to_string());
+    command.env("XDG_RUNTIME_DIR", program.session()).env_remove("LD_PRELOAD").stdout(Stdio::piped());
+    let command = command.spawn().unwrap();
+    let writers = eventually("the writing", || held_writers(&program));
+    program.ask("let");
+    eventually("memory", || (program.ask("allocated") == "yes").then_some(()));
+    drop(writers);
+    let told_of: Value = serde_json::from_slice(&command.wait_with_output().unwrap().stdout).unwrap();
+    assert_eq!(told_of[0]["stayed_bytes"], 0, "{told_of}");
+    assert_eq!(told_of[0]["bytes"], 164 * MIB, "{told_of}");
+    eventually("all of it on the disk", || page(&program).filter(|page| lies(page).0 == 0));
+    told(&program, "resume");
+    is_right(&mut program);
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
     ends_well(program);
 }
 

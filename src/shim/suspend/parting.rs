@@ -30,6 +30,8 @@ const TRIES: u32 = 20;
 /// Who owns the program's own memory, in the terms of [`gpupool_pool::Block::owner`].
 const NOBODY: u64 = u64::MAX;
 const PAUSE: Duration = Duration::from_millis(5);
+/// How often at most all of a program's memory is written to a folder because it has been given more meanwhile.
+const ROUNDS: u32 = 4;
 
 /// What is to leave, and where it may go.
 #[derive(Clone, Copy)]
@@ -265,6 +267,10 @@ fn ranges(stretches: &[Stretch], is_left: impl Fn(Place) -> bool) -> Vec<Range> 
 
 /// Stores all memory of the pool that may leave in a folder; `None` where there is none.
 ///
+/// A call that asks for memory passes no gate, and one that was under way when the program was stopped may be given some while the rest is written: that is
+/// begun anew then, as soon as it is seen, since one process has one image in a folder. Rejected: to keep what came on the host, which would leave a program that
+/// went to a disk in two places.
+///
 /// # Errors
 /// Why not, in words.
 pub fn store(
@@ -274,14 +280,32 @@ pub fn store(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Option<Put>, String> {
-    let ranges = ranges(&opened.pool.stretches(), |place| !terms::is_place_left_alone(place));
-    if ranges.is_empty() {
-        return Ok(None);
+    let there = || ranges(&opened.pool.stretches(), |place| !terms::is_place_left_alone(place));
+    // Whoever asks once more waits, so it is not more than a few calls that come.
+    for is_last in (1..=ROUNDS).map(|round| round == ROUNDS) {
+        let ranges = there();
+        if ranges.is_empty() {
+            return Ok(None);
+        }
+        let total = ranges.iter().map(|range| range.bytes).sum();
+        progress(0, total);
+        let has_come = || !is_last && is_more(&there(), &ranges);
+        let goes_on = || is_wanted() && !has_come();
+        let stored = Stored::write(driver, folder, &ranges, &goes_on, &mut |done| progress(done, total));
+        if !is_wanted() || !has_come() {
+            return stored.map(|stored| Some(Put::Disk(Box::new(stored))));
+        }
+        if let Ok(stored) = stored {
+            stored.unname().end();
+        }
     }
-    let total = ranges.iter().map(|range| range.bytes).sum();
-    progress(0, total);
-    Stored::write(driver, folder, &ranges, is_wanted, &mut |done| progress(done, total))
-        .map(|stored| Some(Put::Disk(Box::new(stored))))
+    Ok(None)
+}
+
+/// Whether there is something among these that is not all in those; what has gone is none of that.
+fn is_more(these: &[Range], those: &[Range]) -> bool {
+    let those: BTreeMap<u64, u64> = those.iter().map(|range| (range.address, range.bytes)).collect();
+    these.iter().any(|range| those.get(&range.address).is_none_or(|bytes| *bytes < range.bytes))
 }
 
 /// Copies as much of the pool's memory that is to leave to plain memory of the host as there is room for, and of a suspended program's own; `None` where that is
