@@ -3,6 +3,7 @@
 
 use gpupool_metrics::{Counter, Life, Snapshot};
 use harness::{Output, Run, Running, artifact_folder, eventually, folder_of_pages};
+use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -397,6 +398,40 @@ fn a_folder_that_is_not_the_users_alone_is_refused_and_the_program_runs() {
     } else {
         println!("only root can make others' folders: not checked");
     }
+}
+
+/// Nobody finds the program then, which is not to be found out by a command that finds nobody.
+#[test]
+fn a_program_that_has_no_folder_for_its_page_says_so_and_so_does_the_doctor() {
+    if !Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success()) {
+        println!("only root can mount what nobody may write to: not checked");
+        return;
+    }
+    let mounts = "mount -t tmpfs none /run && mkdir -m 777 /run/gpupool && mount -t tmpfs -o ro none /tmp && mount -t tmpfs -o mode=700 none /mnt && ";
+    let at = |command: &str, session: &str| {
+        let run = Run::command("unshare").args("--mount bash -c").arg(format!("{mounts}{command}"));
+        run.arg(harness::program("steps")).env("XDG_RUNTIME_DIR", session).sim("1x256MiB")
+    };
+    let run = "exec \"$0\" a:64 c:0 f:0";
+    let told = at(run, "/nowhere").shim().env("GPUPOOL_LOG", "warn").go();
+    told.succeeds().says("block 0: 0 wrong").warns("metrics: no page, so no command finds this process");
+    told.warns("/run/gpupool: others may write to it (mode 777)");
+    let unwanted = at(run, "/nowhere").shim().env("GPUPOOL_LOG", "warn").env("GPUPOOL_METRICS", "off").go();
+    unwanted.succeeds();
+    assert!(!unwanted.stderr.contains("no page"), "{}", unwanted.stderr);
+    let doctor = format!("exec {} doctor --json", artifact_folder().join("gpupool").display());
+    let checks_of = |session: &str| {
+        let told: Value = serde_json::from_str(&at(&doctor, session).go().stdout).unwrap_or_else(|e| panic!("{e}"));
+        let checks = told["checks"].as_array().cloned().unwrap_or_default();
+        checks.into_iter().find(|check| check["name"] == "page")
+    };
+    let check = checks_of("/nowhere").unwrap_or_else(|| panic!("no line of the page"));
+    assert_eq!(check["state"], "finding");
+    assert!(
+        check["what"].as_str().is_some_and(|what| what.contains("others may write to it (mode 777)")),
+        "{check}"
+    );
+    assert_eq!(checks_of("/mnt"), None);
 }
 
 #[test]

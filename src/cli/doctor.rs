@@ -55,6 +55,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     checks.extend(software::settings(gpus.as_deref()));
     checks.extend(software::ranks());
     checks.extend(software::temporary());
+    checks.extend(software::page());
     let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Fine);
     let printed = stdout::print(&if args.json { as_json(&checks, state) } else { as_text(&checks) });
     printed.map_err(|failure| failure.with_code(State::Broken.code()))?;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use gpupool_config::{Mode, PREFIX, Settings};
+use gpupool_config::{Mode, PREFIX, Settings, Toggle};
+use gpupool_metrics::folder;
 use gpupool_python::versions::UNDERSTOOD;
 use serde_json::{Value, json};
 
@@ -101,6 +102,22 @@ fn ask_python() -> Option<String> {
 pub fn temporary() -> Option<Check> {
     let error = Folder::create("gpupool-doctor-", "`gpupool sim` and `gpupool run --fail-on`", b"").err()?;
     Some(Check::finding("temporary", error.to_string(), "neither of them starts until that is corrected"))
+}
+
+/// Whether a process that starts here has a folder for its page, by which commands and other processes find it. The folder is made as it would make it.
+pub fn page() -> Option<Check> {
+    if Settings::read(std::env::vars_os()).is_ok_and(|settings| settings.metrics == Toggle::Off) {
+        return None;
+    }
+    let refused = folder::Folder::own(&folder::Roots::new(std::env::var_os("XDG_RUNTIME_DIR"))).err()?;
+    let words = format!("there is no folder for the page of a process: {}", all_of(&refused));
+    let advice = "gpupool ps, suspend and set find nobody, and programs do not ask each other for memory; give XDG_RUNTIME_DIR a folder that this user \
+                  alone may write to (a container with a read-only root: --tmpfs /run/gpupool:mode=700)";
+    Some(Check::finding("page", words, advice))
+}
+
+fn all_of(refused: &[folder::Refused]) -> String {
+    refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// What launchers said of the job's ranks that is not understood.

@@ -127,7 +127,10 @@ fn at_first_allocation() {
     if has_page {
         match make_page() {
             Ok(page) => *MADE.lock() = Some(page),
-            Err(why) => note(format_args!("no page: {why}")),
+            Err(why) => tracing::warn!(
+                target: "gpupool::metrics", about = "metrics",
+                "metrics: no page, so no command finds this process and no other process asks it for memory: {why}. It needs one folder that this user                  alone may write to (a container with a read-only root: --tmpfs /run/gpupool:mode=700); GPUPOOL_METRICS=off where that is meant"
+            ),
         }
     }
     if (has_work || MADE.lock().is_some())
