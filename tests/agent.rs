@@ -427,10 +427,7 @@ fn a_program_that_has_no_folder_for_its_page_says_so_and_so_does_the_doctor() {
     };
     let check = checks_of("/nowhere").unwrap_or_else(|| panic!("no line of the page"));
     assert_eq!(check["state"], "finding");
-    assert!(
-        check["what"].as_str().is_some_and(|what| what.contains("others may write to it (mode 777)")),
-        "{check}"
-    );
+    assert!(check["what"].as_str().is_some_and(|what| what.contains("others may write to it (mode 777)")), "{check}");
     assert_eq!(checks_of("/mnt"), None);
 }
 
