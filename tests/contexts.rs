@@ -157,6 +157,19 @@ life 2: copied 0 wrong; read by kernels: 0 0 0 0 0; and after it wrote: 0 0 0 0 
     }
 }
 
+/// Each is granted all the memory there is, whoever else comes at that moment and whatever is allocated meanwhile.
+#[test]
+fn four_contexts_that_come_late_and_together_reach_all_memory() {
+    let run = Run::program("late_together").args("4 4").sim("5x1GiB").report();
+    let bare = run.clone().go();
+    bare.succeeds().says("life 4: 0 wrong by those who came; 0 wrong of what they wrote");
+    for _ in 0..3 {
+        let shim = run.clone().shim().go();
+        shim.same_as(&bare);
+        assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+    }
+}
+
 #[test]
 fn a_context_that_the_memory_cannot_be_granted_to_is_not_made() {
     let shim = Run::program("refused_context").sim("2x1GiB").shim().report().go();

@@ -7,52 +7,11 @@
  * With "access" it also says whom the driver lets at the first block of GPU 0, which is meant for the library's memory alone.
  */
 #define _GNU_SOURCE
-#include "green.h"
-#include "kernels.h"
+#include "late.h"
 #include "vmm.h"
-
-#include <dlfcn.h>
 
 enum { BLOCKS = 5 };
 static const size_t SIZES[BLOCKS] = {2 * MIB, 10 * MIB, 12 * MIB, 3 * MIB, 34 * MIB};
-
-/* By the C library's own dlsym, as a runtime's private ways are: nothing of this can be seen. */
-static void *unseen(const char *name)
-{
-    typedef void *(*Lookup)(void *, const char *);
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    Lookup lookup = (Lookup)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-    if (!lookup)
-        lookup = (Lookup)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-    REQUIRE(driver && lookup);
-    void *function = lookup(driver, name);
-    REQUIRE(function);
-    return function;
-}
-
-/* Makes a context on GPU 1 in this way, and makes it current. */
-static CUcontext come(const char *way, CUgreenCtx *green)
-{
-    CUcontext context;
-    if (strcmp(way, "retain") == 0)
-        return start_on(1);
-    if (strcmp(way, "create") == 0) {
-        CHECK(cuCtxCreate_v2(&context, 0, 1));
-        return context;
-    }
-    if (strcmp(way, "green") == 0) {
-        *green = green_on(1);
-        CHECK(cuCtxFromGreenCtx(&context, *green));
-        CHECK(cuCtxSetCurrent(context));
-        return context;
-    }
-    CUresult (*retain)(CUcontext *, CUdevice), (*set_current)(CUcontext);
-    *(void **)&retain = unseen("cuDevicePrimaryCtxRetain");
-    *(void **)&set_current = unseen("cuCtxSetCurrent");
-    CHECK(retain(&context, 1));
-    CHECK((strcmp(way, "unseen") == 0 ? cuCtxSetCurrent : set_current)(context));
-    return context;
-}
 
 /* How many words of a block are wrong, by a launch that is the first call in its context that can be seen. */
 static uint64_t wrong_by_first_launch(CUdeviceptr block, uint64_t words, uint32_t start)
@@ -91,16 +50,6 @@ static void say_access(CUdeviceptr block, const char *when)
     }
 }
 
-static void go(const char *way, CUcontext context, CUgreenCtx green)
-{
-    if (strcmp(way, "create") == 0)
-        CHECK(cuCtxDestroy_v2(context));
-    else if (green)
-        CHECK(cuGreenCtxDestroy(green));
-    else
-        CHECK(cuDevicePrimaryCtxRelease_v2(1));
-}
-
 int main(int argc, char **argv)
 {
     const char *way = argc > 1 ? argv[1] : "retain";
@@ -122,7 +71,7 @@ int main(int argc, char **argv)
             say_access(blocks[2], "alone");
 
         CUgreenCtx green = NULL;
-        CUcontext second = come(way, &green);
+        CUcontext second = come(way, 1, &green);
         uint64_t wrong = 0;
         if (strcmp(way, "unseen_launch") == 0)
             wrong = wrong_by_first_launch(blocks[4], SIZES[4] / 4, (uint32_t)(life * 100 + 4));
@@ -143,7 +92,7 @@ int main(int argc, char **argv)
         }
         CHECK(cuCtxSynchronize());
         CHECK(cuMemFree_v2(copy));
-        go(way, second, green);
+        go(way, 1, second, green);
         CHECK(cuCtxSetCurrent(first));
         printf("; and after it wrote:");
         for (int i = 0; i < BLOCKS; i++)
