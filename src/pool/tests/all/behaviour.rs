@@ -2,7 +2,7 @@
 
 use super::checks::{
     CHUNK, GIB, GPU0, GPU1, HOST, Lenders, MIB, allocate, assert_block, assert_returns_everything, note_busy, pool,
-    pool_with, request, roomy,
+    pool_with, request, roomy, roomy_at,
 };
 use super::mock::{BASE, FaultKind, Mock};
 use gpupool_pool::{
@@ -613,6 +613,19 @@ fn blocks_of_a_dead_owner_are_freed_together() {
 /// Bytes of every chunk that is mapped, in address order.
 fn mapped(pool: &Pool<Mock>) -> Vec<u64> {
     pool.backend().inner().mapped().map(|(_, bytes, _)| bytes / MIB).collect()
+}
+
+/// What comes near leaves chunks of these sizes there, and so what goes out next is laid on them, whatever it stood on.
+#[test]
+fn memory_of_the_host_stands_on_powers_of_two_up_to_32_mib_and_that_of_gpus_on_large_chunks() {
+    let pool = roomy_at(&[(GPU0, 300 * MIB), (GPU1, 300 * MIB), (HOST, GIB)]);
+    let near = allocate(&pool, 300 * MIB).unwrap();
+    let peer = allocate(&pool, 300 * MIB).unwrap();
+    assert_eq!(mapped(&pool), [300, 300]);
+    let host = allocate(&pool, 126 * MIB).unwrap();
+    assert_eq!((host.on_peers, host.on_host), (0, 126 * MIB));
+    assert_eq!(mapped(&pool)[2..], [32, 32, 32, 16, 8, 4, 2]);
+    assert_returns_everything(&pool, &[near, peer, host]);
 }
 
 #[test]

@@ -46,15 +46,21 @@ pub enum Lenders {
 
 /// A pool over one GPU with chunks as large as outside of tests.
 pub fn roomy(limit: u64) -> Pool<Mock> {
+    roomy_at(&[(GPU0, limit)])
+}
+
+/// The same over these places, all of which are linked.
+pub fn roomy_at(places: &[(Place, u64)]) -> Pool<Mock> {
+    let specs: Vec<PlaceSpec> = places.iter().map(|&(place, limit)| PlaceSpec { place, limit }).collect();
     let config = Config {
         base: BASE,
         bytes: 64 << 40,
-        accounts: Arc::new(Accounts::new(&[PlaceSpec { place: GPU0, limit }])),
-        links: Default::default(),
+        accounts: Arc::new(Accounts::new(&specs)),
+        links: all_linked(&places.iter().map(|&(place, _)| place).collect::<Vec<_>>()),
         policy: Policy::LocalFirst,
         largest_chunk: LARGEST_CHUNK,
     };
-    Pool::new(config, Mock::new(&[(GPU0, limit)]))
+    Pool::new(config, Mock::new(places))
 }
 
 pub fn pool_with(policy: Policy, lenders: Lenders, limits: &[(Place, u64)], capacity: &[(Place, u64)]) -> Pool<Mock> {
