@@ -1020,7 +1020,7 @@ fn a_rank_on_another_host_that_is_killed_while_it_writes_leaves_the_older_image(
         let pid = ranks[1].pid();
         let [mut other, first] = [1, 0].map(|node| on_host(node, paths[node as usize], &folder, ""));
         let held = loop {
-            let held = if least == 0 { held_writers(&ranks[1]) } else { None };
+            let held = if least == 0 { held_writers(&ranks[1], writers()) } else { None };
             let is_written = least > 0 && unfinished(&rank_folder(&folder, 1)).is_some_and(|bytes| bytes >= least);
             if held.is_some() || is_written || other.try_wait().unwrap().is_some() {
                 break held;
@@ -1132,6 +1132,12 @@ fn begin_image(program: &Running, folder: &Path) -> Child {
     command.env("XDG_RUNTIME_DIR", program.session()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
+/// How many threads write an image.
+fn writers() -> usize {
+    let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+    (processors / 2).clamp(2, 8)
+}
+
 /// The image's own copies lie in the pool as well.
 #[test]
 fn blocks_come_back_in_their_order_while_an_image_is_written() {
@@ -1149,7 +1155,7 @@ fn blocks_come_back_in_their_order_while_an_image_is_written() {
     let (mut command, writers) = eventually("an image in the middle of being written", || {
         let mut command = begin_image(&program, &other);
         loop {
-            match held_writers(&program) {
+            match held_writers(&program, writers()) {
                 Some(writers) => return Some((command, writers)),
                 None if command.try_wait().unwrap().is_some() => return None,
                 None => {}

@@ -98,7 +98,9 @@ impl Tiers {
         let mut swap = self.swap_before(id, at);
         // Cycles of a few launches are counted together.
         let cycle = self.cycle.length().unwrap_or(u64::from(self.timeline.length()).clamp(1, 64)).max(8);
-        self.vain += u32::from(swap.is_none());
+        // What is asked each time, whatever was answered, takes no question from anybody else.
+        let is_counted = !self.kinds.hot(id).is_some_and(|hot| hot.asks_each_time);
+        self.vain += u32::from(swap.is_none() && is_counted);
         let is_guess = self.kinds.get(id).is_some_and(|_| !self.kinds.gain(id).1);
         if let Some(kind) = self.kinds.get_mut(id) {
             // What was not worth it is asked again later, and what was may be again at its next launch.

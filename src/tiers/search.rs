@@ -245,9 +245,10 @@ impl<A: Whereabouts, U: Fn(u32) -> bool> Search<'_, A, U> {
         let away = f64::from(extent.density) / kernel;
         // What was used since the cycle began and in no cycle before is of something that the program does for the first time, or does again after long, as a language
         // model that has written reads again: where it was used a moment ago it will be in a moment.
-        if self.offset.is_some() && tiers.timeline.is_idle(slot) && extent.last > tiers.cycle.began() {
+        if self.offset.is_some() && tiers.timeline.is_idle(slot) && extent.last >= tiers.cycle.began() {
             let until = tiers.cycle.position.saturating_sub(extent.last) as u32;
-            return Loss { loss: self.back, away: self.back, until };
+            // What is known of older cycles makes it no cheaper.
+            return Loss { loss: self.back, away: away.max(self.back), until };
         }
         // Without a cycle: what was not used for long, and is used seldom.
         let idle = tiers.cycle.position.saturating_sub(extent.last) as f64 * 4096.0 / (away / self.back).max(1.0);

@@ -93,17 +93,15 @@ impl Drop for Traced {
     }
 }
 
-/// The threads of a program that write images or what is suspended to a folder, once all of them are there; they stand still until this is dropped,
+/// The threads of a program that write images or what is suspended to a folder, once there are so many; they stand still until this is dropped,
 /// by the thread that asked.
 #[must_use]
-pub fn held_writers(program: &Running) -> Option<Vec<Traced>> {
-    let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+pub fn held_writers(program: &Running, count: usize) -> Option<Vec<Traced>> {
     let of_one = |task: std::fs::DirEntry| -> Option<i32> {
         let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
         (name.trim() == "gpupool-store").then(|| task.file_name().to_str()?.parse().ok())?
     };
     let tasks = std::fs::read_dir(format!("/proc/{}/task", program.pid())).ok()?;
     let writers: Vec<i32> = tasks.flatten().filter_map(of_one).collect();
-    let is_all = writers.len() == (all / 2).clamp(2, 8);
-    is_all.then(|| writers.into_iter().map(Traced::begin).collect::<Result<_, _>>().ok())?
+    (writers.len() == count).then(|| writers.into_iter().map(Traced::begin).collect::<Result<_, _>>().ok())?
 }

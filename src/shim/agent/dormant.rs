@@ -10,6 +10,7 @@ use crate::process;
 use crate::suspend::{self, Target};
 use crate::watch::context;
 use gpupool_config::Mode;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Looks in the time after which a program is suspended: it is so by a part of that late, at most.
@@ -62,7 +63,7 @@ impl Dormant {
             match suspend::suspend_by_itself(&target, now + PATIENCE) {
                 Ok(_) => return Some(self.after),
                 // A folder that cannot be used is not used the next time either, and nobody looks for that.
-                Err(why) if matches!(&target, Target::Folder(folder) if why.starts_with(&*folder.to_string_lossy())) => {
+                Err(why) if matches!(&target, Target::Folder(folder) if names(&why, folder)) => {
                     log::warn_once(
                         "suspend",
                         format_args!("GPUPOOL_IDLE_SUSPEND: the program is not suspended, because {why}"),
@@ -75,6 +76,12 @@ impl Dormant {
         }
         Some(step)
     }
+}
+
+/// Whether what went wrong is told of this folder, as it was given or as it is from the root.
+fn names(why: &str, folder: &Path) -> bool {
+    let whole = std::path::absolute(folder).unwrap_or_default();
+    [folder, &whole].into_iter().any(|path| !path.as_os_str().is_empty() && why.starts_with(&*path.to_string_lossy()))
 }
 
 /// All uses of GPUs so far.

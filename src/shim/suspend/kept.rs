@@ -70,9 +70,9 @@ impl Kept {
         Ok(Self { plain: vec![Arc::new(plain)], ranges: Arc::new(Mutex::new(places)) })
     }
 
-    /// Whether what lies at this address is kept.
-    pub fn has(&self, address: u64) -> bool {
-        self.ranges.lock().at(address).is_some()
+    /// Whether all that lies at these addresses is kept.
+    pub fn has(&self, address: u64, bytes: u64) -> bool {
+        self.ranges.lock().has(address, bytes)
     }
 
     /// What of it is where GPUs reach it again, by the pool's books and those of the program's own memory, is needed no more.
@@ -153,6 +153,15 @@ impl Ranges {
         (offset < bytes).then(|| (host + offset as usize, bytes - offset))
     }
 
+    fn has(&self, address: u64, bytes: u64) -> bool {
+        let mut done = 0;
+        while done < bytes {
+            let Some((_, follow)) = self.at(address + done) else { return false };
+            done += follow;
+        }
+        true
+    }
+
     /// Where the bytes of a transfer are; `None` for what is not kept.
     fn parts_of(&self, transfer: &Transfer) -> Vec<Option<Part>> {
         let &Transfer { from, to, bytes, .. } = transfer;
@@ -203,6 +212,11 @@ mod tests {
         assert_eq!(taken, [(1020, 30), (2000, 10)]);
         assert_eq!((ranges.at(119), ranges.at(120), ranges.at(159)), (Some((1019, 1)), None, None));
         assert_eq!((ranges.at(160), ranges.bytes()), (Some((2010, 40)), 70));
+        // What is kept as a whole, by one range and by two beside each other, and what only begins so.
+        assert!(ranges.has(160, 40) && ranges.has(300, 10) && !ranges.has(160, 41) && !ranges.has(159, 1));
+        ranges.0.insert(200, (20, 4000));
+        assert!(ranges.has(170, 50) && !ranges.has(170, 51));
+        ranges.0.remove(&200);
         let transfer = |from, bytes| Transfer { from, to: 7000, bytes, inward: true, stored: true };
         assert!(ranges.parts_of(&transfer(110, 20)).iter().any(Option::is_none), "a part of it is gone");
         let whole: Vec<_> =

@@ -15,6 +15,7 @@ use crate::watch::context;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_pool::{Block, FRAME, MoveError, Moved, Piece, Place, Stopped, Wish};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -94,7 +95,7 @@ impl<'a> Leaves<'a> {
 
     /// Whether this piece of a block may leave.
     fn piece(self, piece: &Piece<Physical>) -> bool {
-        let is_put = || self.put().map_or(!self.is_put(), |put| put.has(piece.address));
+        let is_put = || self.put().map_or(!self.is_put(), |put| put.has(piece.address, piece.bytes));
         self.place(piece.place) && is_put()
     }
 
@@ -281,31 +282,53 @@ pub fn store(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Option<Put>, String> {
     let there = || ranges(&opened.pool.stretches(), |place| !terms::is_place_left_alone(place));
+    // Asked at each step: a look at all blocks is made only where one was given out since.
+    let given = || opened.pool.usage().allocations;
+    let write = |ranges: &[Range], goes_on: &dyn Fn() -> bool| {
+        let total = ranges.iter().map(|range| range.bytes).sum();
+        progress(0, total);
+        Stored::write(driver, folder, ranges, goes_on, &mut |done| progress(done, total))
+    };
+    let stored = write_all(&there, &given, is_wanted, write, |stored| stored.unname().end())?;
+    Ok(stored.map(|stored| Put::Disk(Box::new(stored))))
+}
+
+/// Writes all that is `there`, and `drops` what was written and begins anew where more has come, as far as the count of what was `given` out says so; `None` where there
+/// is nothing.
+fn write_all<T>(
+    there: &dyn Fn() -> Vec<Range>,
+    given: &dyn Fn() -> u64,
+    is_wanted: &dyn Fn() -> bool,
+    mut write: impl FnMut(&[Range], &dyn Fn() -> bool) -> Result<T, String>,
+    drops: impl Fn(T),
+) -> Result<Option<T>, String> {
     // Whoever asks once more waits, so it is not more than a few calls that come.
     for is_last in (1..=ROUNDS).map(|round| round == ROUNDS) {
+        let looked_at = Cell::new(given());
         let ranges = there();
         if ranges.is_empty() {
             return Ok(None);
         }
-        let total = ranges.iter().map(|range| range.bytes).sum();
-        progress(0, total);
-        let has_come = || !is_last && is_more(&there(), &ranges);
-        let goes_on = || is_wanted() && !has_come();
-        let stored = Stored::write(driver, folder, &ranges, &goes_on, &mut |done| progress(done, total));
-        if !is_wanted() || !has_come() {
-            return stored.map(|stored| Some(Put::Disk(Box::new(stored))));
+        let known: BTreeMap<u64, u64> = ranges.iter().map(|range| (range.address, range.bytes)).collect();
+        // What has gone is none of that. What came counts also where it has gone since: writing was ended for it.
+        let is_more = || there().iter().any(|range| known.get(&range.address).is_none_or(|bytes| *bytes < range.bytes));
+        let has_come = Cell::new(false);
+        let goes_on = || {
+            let now = given();
+            if !is_last && looked_at.replace(now) != now {
+                has_come.set(has_come.get() || is_more());
+            }
+            is_wanted() && !has_come.get()
+        };
+        let stored = write(&ranges, &goes_on);
+        if !is_wanted() || is_last || !(has_come.get() || is_more()) {
+            return stored.map(Some);
         }
         if let Ok(stored) = stored {
-            stored.unname().end();
+            drops(stored);
         }
     }
     Ok(None)
-}
-
-/// Whether there is something among these that is not all in those; what has gone is none of that.
-fn is_more(these: &[Range], those: &[Range]) -> bool {
-    let those: BTreeMap<u64, u64> = those.iter().map(|range| (range.address, range.bytes)).collect();
-    these.iter().any(|range| those.get(&range.address).is_none_or(|bytes| *bytes < range.bytes))
 }
 
 /// Copies as much of the pool's memory that is to leave to plain memory of the host as there is room for, and of a suspended program's own; `None` where that is
@@ -445,7 +468,7 @@ pub fn leave(
         let mut has_gone = |gone: Result<(), Unplaced>| {
             gone.inspect_err(|unplaced| why = Why::new("own", unplaced.in_words())).is_ok()
         };
-        let is_kept = leaves.put().and_then(Put::on_host).is_some_and(|kept| kept.has(address));
+        let is_kept = leaves.put().and_then(Put::on_host).is_some_and(|kept| kept.has(address, bytes));
         let went = is_kept && has_gone(by_hand::put_away(driver, address, bytes, stop))
             || leaving
                 .order(asked)
@@ -743,5 +766,40 @@ mod tests {
         let has: Vec<u64> =
             [99, 100, 199, 200, 229, 230, 300, 399, 400, 409, 410].into_iter().filter(|at| full.has(*at)).collect();
         assert_eq!(has, [200, 229, 400, 409]);
+    }
+    #[test]
+    fn what_comes_while_all_is_written_is_written_too_whether_or_not_it_stays() {
+        let range = |address| Range { owner: 1, home: 0, address, bytes: 10 };
+        // What is there at each look, and whether somebody was given something before it.
+        let played = |looks: &[&[u64]]| {
+            let look = Cell::new(0);
+            let there = || {
+                let at = look.replace(look.get() + 1).min(looks.len() - 1);
+                looks[at].iter().map(|address| range(*address)).collect::<Vec<_>>()
+            };
+            let (count, dropped) = (Cell::new(0), Cell::new(0));
+            let given = || count.replace(count.get() + 1);
+            let mut rounds = Vec::new();
+            let write = |ranges: &[Range], goes_on: &dyn Fn() -> bool| {
+                let addresses: Vec<u64> = ranges.iter().map(|range| range.address).collect();
+                rounds.push(addresses.clone());
+                if goes_on() { Ok(addresses) } else { Err("it was told not to go on".to_owned()) }
+            };
+            let written = write_all(&there, &given, &|| true, write, |_| dropped.set(dropped.get() + 1));
+            (written, rounds.len(), dropped.get())
+        };
+        assert_eq!(played(&[&[]]), (Ok(None), 0, 0));
+        assert_eq!(played(&[&[1]]), (Ok(Some(vec![1])), 1, 0));
+        // It comes at the look in the middle.
+        assert_eq!(played(&[&[1], &[1, 2], &[1, 2]]), (Ok(Some(vec![1, 2])), 2, 0));
+        // It has gone again when all is begun anew.
+        assert_eq!(played(&[&[1], &[1, 2], &[1]]), (Ok(Some(vec![1])), 2, 0));
+        // It comes at the end only.
+        assert_eq!(played(&[&[1], &[1], &[1, 2], &[1, 2]]), (Ok(Some(vec![1, 2])), 2, 1));
+        // Again and again: what is written last counts.
+        let all: Vec<Vec<u64>> = (1..20).map(|last| (1..=last).collect()).collect();
+        let all: Vec<&[u64]> = all.iter().map(Vec::as_slice).collect();
+        let (written, rounds, _) = played(&all);
+        assert!(written.is_ok_and(|written| written.is_some()) && rounds == ROUNDS as usize);
     }
 }

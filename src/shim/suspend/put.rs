@@ -37,11 +37,11 @@ impl Put {
         }
     }
 
-    /// Whether what lies at this address was put there.
-    pub fn has(&self, address: u64) -> bool {
+    /// Whether all that lies at these addresses was put there.
+    pub fn has(&self, address: u64, bytes: u64) -> bool {
         match self {
-            Self::Disk(stored) => stored.has(address),
-            Self::Host(kept) => kept.has(address),
+            Self::Disk(stored) => stored.has(address, bytes),
+            Self::Host(kept) => kept.has(address, bytes),
         }
     }
 

@@ -83,10 +83,10 @@ impl Stored {
         self.written.stored
     }
 
-    /// Whether what lies at this address was stored.
-    pub fn has(&self, address: u64) -> bool {
-        let before = self.ranges.range(..=address).next_back();
-        before.is_some_and(|(start, (bytes, _))| address - start < *bytes)
+    /// Whether all that lies at these addresses was stored. What was freed meanwhile may have been given out again as a part of something larger.
+    pub fn has(&self, address: u64, bytes: u64) -> bool {
+        let from_there = Transfer { from: address, to: 0, bytes, inward: true, stored: true };
+        stretches_of(&self.ranges, &from_there, &mut Vec::new()).is_ok()
     }
 
     pub fn folder(&self) -> &Path {
@@ -132,7 +132,7 @@ impl Unnamed {
         if let Err(error) = unnamed.and_then(gpupool_store::Unnamed::end) {
             tracing::warn!(
                 target: "gpupool::memory", about = "suspend",
-                "what was stored of this program is back in its memory, and its files could not be removed: {error}"
+                "files of what was stored of this program, which nobody needs any more, could not be removed: {error}"
             );
         }
         remove_empty(&folder);

@@ -169,7 +169,11 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64
             let swap = home.tiers.lock().before(launch.id, now(), home);
             tracing::trace!(
                 target: "gpupool::memory", about = "asks",
-                "launch {}, {}:{}", launch.id, if swap.is_some() { "yes" } else { "no" }, home.tiers.lock().question(launch.id, home)
+                "launch {}, {}:{}", launch.id, if swap.is_some() { "yes" } else { "no" }, {
+                    // Its own statement, so that nobody waits for the log with the lock.
+                    let question = home.tiers.lock().question(launch.id, home);
+                    question
+                }
             );
             if let Some(swap) = swap {
                 tracing::trace!(
