@@ -234,35 +234,33 @@ fn what_is_freed_or_whose_context_ends_meanwhile_is_not_brought_back() {
 #[test]
 fn what_a_call_is_given_that_was_under_way_when_the_program_was_stopped_goes_into_the_files_too() {
     // It is seen once all has been written, and in the middle of that.
-    [64, 600].into_iter().for_each(what_comes_goes_too);
-}
-
-fn what_comes_goes_too(kept: u64) {
-    let folder = tempfile::tempdir().unwrap();
-    let mut program = suspended("1x1GiB").start(None);
-    program.ask(&format!("keep {kept}"));
-    is_right(&mut program);
-    // In the middle of being given memory by the driver.
-    assert_eq!(program.ask("hold cuMemCreate"), "it will");
-    program.ask("allocate 100");
-    eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
-    let mut command = Command::new(artifact_folder().join("gpupool"));
-    command.args(["suspend", "--json", "--to"]).arg(folder.path()).arg(program.pid().to_string());
-    command.env("XDG_RUNTIME_DIR", program.session()).env_remove("LD_PRELOAD").stdout(Stdio::piped());
-    let command = command.spawn().unwrap();
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let writers = eventually("the writing", || held_writers(&program, processors.min(16)));
-    program.ask("let");
-    eventually("memory", || (program.ask("allocated") == "yes").then_some(()));
-    drop(writers);
-    let told_of: Value = serde_json::from_slice(&command.wait_with_output().unwrap().stdout).unwrap();
-    assert_eq!(told_of[0]["stayed_bytes"], 0, "{told_of}");
-    assert_eq!(told_of[0]["bytes"], (kept + 100) * MIB, "{told_of}");
-    eventually("all of it on the disk", || page(&program).filter(|page| lies(page).0 == 0));
-    told(&program, "resume");
-    is_right(&mut program);
-    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
-    ends_well(program);
+    for kept in [64, 600] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut program = suspended("1x1GiB").start(None);
+        program.ask(&format!("keep {kept}"));
+        is_right(&mut program);
+        // In the middle of being given memory by the driver.
+        assert_eq!(program.ask("hold cuMemCreate"), "it will");
+        program.ask("allocate 100");
+        eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+        let mut command = Command::new(artifact_folder().join("gpupool"));
+        command.args(["suspend", "--json", "--to"]).arg(folder.path()).arg(program.pid().to_string());
+        command.env("XDG_RUNTIME_DIR", program.session()).env_remove("LD_PRELOAD").stdout(Stdio::piped());
+        let command = command.spawn().unwrap();
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let writers = eventually("the writing", || held_writers(&program, processors.min(16)));
+        program.ask("let");
+        eventually("memory", || (program.ask("allocated") == "yes").then_some(()));
+        drop(writers);
+        let told_of: Value = serde_json::from_slice(&command.wait_with_output().unwrap().stdout).unwrap();
+        assert_eq!(told_of[0]["stayed_bytes"], 0, "{told_of}");
+        assert_eq!(told_of[0]["bytes"], (kept + 100) * MIB, "{told_of}");
+        eventually("all of it on the disk", || page(&program).filter(|page| lies(page).0 == 0));
+        told(&program, "resume");
+        is_right(&mut program);
+        assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+        ends_well(program);
+    }
 }
 
 #[test]
