@@ -336,6 +336,7 @@ fn nvml_tells_of_the_machine() {
     told.says("version 2: 0, adds up: 1, another version: 25");
     told.says("GPU 0: 1 1 1").says("GPU 1: 1 1 1").says("strangers: 2 6 2 2");
     machine("gpus idle handles").same_under_shim(&[]);
+    machine("again").machine().go().succeeds().says("mapped by 100 questions: nothing");
     // NVML counts all GPUs of the machine.
     machine("handles").env("CUDA_VISIBLE_DEVICES", "1").go().says("GPU 1: 1 1 1");
 }

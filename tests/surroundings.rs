@@ -212,6 +212,15 @@ fn a_thread_that_is_cancelled_in_a_call_ends_behind_it() {
     }
 }
 
+/// What the driver does there, bare, is prepared for it; what is ours on the stack is not.
+#[test]
+fn a_thread_that_is_cancelled_in_the_driver_s_part_of_its_first_allocation_ends_behind_it() {
+    for call in ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"] {
+        let told = Run::program("first_on_thread").arg(call).sim("1x1GiB").shim().go();
+        told.succeeds().prints("cancelled\n");
+    }
+}
+
 /// Wherever the library reads, writes or waits, cancelling the thread is forbidden: a request would unwind through it.
 #[test]
 fn nothing_of_ours_can_be_cancelled() {
@@ -228,10 +237,18 @@ fn nothing_of_ours_can_be_cancelled() {
         ("managed_stripes", ""),
         ("stream_ordered", ""),
         ("shared_handles", ""),
+        // What is made once in a process is made by a thread that has made nothing else.
+        ("first_on_thread", ""),
+        ("own_threads", ""),
+        ("late_together", "1 2"),
         ("ipc", "A:alloc:0:65536 A:fill:0:100 A:get:0:4096 B:open:0 B:check:0:100 B:close:0 A:free:0 A:exit B:exit"),
     ];
     for (program, arguments) in runs {
-        for settings in [&[("GPUPOOL_LOG", "trace")][..], &[("GPUPOOL_LOG", "off"), ("GPUPOOL_MODE", "managed")]] {
+        for settings in [
+            &[("GPUPOOL_LOG", "trace")][..],
+            &[("GPUPOOL_LOG", "warn")],
+            &[("GPUPOOL_LOG", "off"), ("GPUPOOL_MODE", "managed")],
+        ] {
             // The tests of findings build the same programs, and want functions with names.
             let built = Build::program(program).flag("-rdynamic");
             let run = Run::built(&built).args(arguments).sim("2x1GiB").preload(points.clone()).shim();

@@ -1,6 +1,7 @@
 //! Streams: whose they are, and whether they are being captured.
 
 use crate::{Context, CuResult, Driver, GreenContext, Stream};
+use gpupool_interpose::cancel;
 use std::ffi::c_int;
 
 /// `CU_STREAM_NON_BLOCKING`.
@@ -52,6 +53,7 @@ impl Driver {
 
     /// Waits for the default stream of the current context, or of the calling thread in it (`cuStreamSynchronize`).
     pub fn synchronize_default_stream(&self, per_thread: bool) -> CuResult {
+        let _sheltered = cancel::shelter();
         let stream = if per_thread { Stream::PER_THREAD } else { Stream::LEGACY };
         // SAFETY: both are streams of every context.
         unsafe { (self.cuStreamSynchronize)(stream) }
@@ -62,6 +64,7 @@ impl Driver {
     /// # Safety
     /// The stream lives.
     pub unsafe fn synchronize_stream(&self, stream: Stream) -> CuResult {
+        let _sheltered = cancel::shelter();
         // SAFETY: the caller vouches for the stream.
         unsafe { (self.cuStreamSynchronize)(stream) }
     }

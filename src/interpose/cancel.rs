@@ -11,7 +11,9 @@
 //! inside such a hook already; hence the [`shelter`]s around all that writes, opens or reads a file on their way.
 
 use crate::dlsym;
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 const ENABLE: c_int = 0;
@@ -24,6 +26,10 @@ unsafe extern "C-unwind" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
     fn pthread_testcancel();
 }
+
+/// A map that may be made in a hook. The standard library's own asks the system for random numbers when a thread makes its first one (`getrandom`), in which
+/// a thread is cancelled. Its keys are nobody's to choose, so they need not be scattered at random.
+pub type Map<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
 
 /// Somebody cancelled a thread, or made one that can be cancelled anywhere.
 static KNOWN: AtomicBool = AtomicBool::new(false);

@@ -6,15 +6,28 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Somebody who looks at the machine without being part of it.
 pub struct Visitor {
-    occupancy: &'static Occupancy,
+    /// Mapped: for as long as this is, or, of a machine of one process, for good.
+    occupancy: *const Occupancy,
     file: Option<Shared>,
+}
+
+impl Drop for Visitor {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // SAFETY: the mapping is one of this visitor's own, of that size, and all that was lent of it was for as long as this is.
+            unsafe { libc::munmap(self.occupancy.cast_mut().cast(), size_of::<Occupancy>()) };
+        }
+    }
 }
 
 impl Visitor {
     /// Looks at the machine that `SIMCUDA_MACHINE` names.
     pub fn of(settings: &Settings) -> Option<Result<Self, String>> {
         let path = settings.machine.as_ref()?;
-        Some(open(path, settings).map(|(occupancy, file)| Self { occupancy, file: Some(file) }))
+        Some(
+            open(path, settings)
+                .map(|(occupancy, file)| Self { occupancy: std::ptr::from_ref(occupancy), file: Some(file) }),
+        )
     }
 
     /// Looks at a machine of one process, from inside.
@@ -22,27 +35,31 @@ impl Visitor {
     /// # Safety
     /// `occupancy` is what [`crate::Machine::occupancy`] returned in this process.
     pub unsafe fn within(occupancy: *const Occupancy) -> Self {
-        // SAFETY: it stays mapped until the process ends.
-        Self { occupancy: unsafe { &*occupancy }, file: None }
+        Self { occupancy, file: None }
+    }
+
+    fn occupancy(&self) -> &Occupancy {
+        // SAFETY: it is mapped at least as long as this visitor is.
+        unsafe { &*self.occupancy }
     }
 
     fn living(&self) -> impl Iterator<Item = (usize, &Slot)> {
-        let alive = |index| self.file.as_ref().is_none_or(|file| file.is_alive(self.occupancy, index));
-        self.occupancy.slots().filter(move |(index, _)| alive(*index))
+        let alive = |index| self.file.as_ref().is_none_or(|file| file.is_alive(self.occupancy(), index));
+        self.occupancy().slots().filter(move |(index, _)| alive(*index))
     }
 
     /// Bytes in use at a place, by all processes that are there.
     pub fn used(&self, place: usize) -> u64 {
-        let _guard = self.occupancy.lock();
+        let _guard = self.occupancy().lock();
         let slots: u64 = self.living().map(|(_, slot)| slot.on(place)).sum();
         let held = |record: &&Record| {
             let (offset, bytes) = record.range();
             let owner = (record.owner.load(Relaxed) as usize).checked_sub(1);
             record.is_on(place)
                 && (owner.is_some_and(|owner| self.living().any(|(index, _)| index == owner))
-                    || self.occupancy.is_open(place, offset, bytes))
+                    || self.occupancy().is_open(place, offset, bytes))
         };
-        slots + self.occupancy.records().filter(held).map(|record| record.bytes.load(Relaxed)).sum::<u64>()
+        slots + self.occupancy().records().filter(held).map(|record| record.bytes.load(Relaxed)).sum::<u64>()
     }
 
     fn slot_of(&self, pid: u32) -> Option<&Slot> {
@@ -68,12 +85,13 @@ impl Visitor {
 
     /// Processes with a context on a GPU, and the bytes they use there.
     pub fn on_gpu(&self, place: usize) -> Vec<(u32, u64)> {
-        let _guard = self.occupancy.lock();
+        let _guard = self.occupancy().lock();
         let is_there = |slot: &Slot| slot.contexts[place].load(Relaxed) > 0 && slot.frozen() != Frozen::Gone;
         let with_context = self.living().filter(|(_, slot)| is_there(slot));
         let bytes = |index: usize, slot: &Slot| {
             let own = |record: &&Record| record.is_on(place) && record.owner.load(Relaxed) == index as u32 + 1;
-            slot.on(place) + self.occupancy.records().filter(own).map(|record| record.bytes.load(Relaxed)).sum::<u64>()
+            slot.on(place)
+                + self.occupancy().records().filter(own).map(|record| record.bytes.load(Relaxed)).sum::<u64>()
         };
         with_context.map(|(index, slot)| (slot.pid.load(Relaxed), bytes(index, slot))).collect()
     }

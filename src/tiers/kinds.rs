@@ -8,6 +8,11 @@ use crate::interface::Range;
 use crate::operands::{self, MOST as OPERANDS, Operands, Passes, Weights};
 use crate::samples::{Level, Line, Samples};
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
+
+/// Made inside calls of the program: the standard library's own asks the system for random numbers when a thread makes its first one, in which a thread may be
+/// cancelled. Whoever chooses these keys harms himself alone.
+type Map = HashMap<u64, u32, BuildHasherDefault<DefaultHasher>>;
 
 /// No kind.
 pub const NONE: u32 = u32::MAX;
@@ -206,14 +211,14 @@ pub struct Kinds {
     /// Index of kinds by hash, a power of two long.
     table: Vec<u32>,
     functions: Vec<Function>,
-    names: HashMap<u64, u32>,
+    names: Map,
     /// Part of a pass that is saved by having it near, for what is read once.
     once: f32,
     /// What a kernel reads of near memory, bytes a nanosecond.
     near: f32,
     /// Launches whose operands are alike, by their function and sizes.
     operands: Vec<Operands>,
-    operands_by: HashMap<u64, u32>,
+    operands_by: Map,
 }
 
 #[inline]
@@ -244,11 +249,11 @@ impl Kinds {
             hot: Vec::new(),
             table: vec![NONE; 1 << 10],
             functions: Vec::new(),
-            names: HashMap::new(),
+            names: Map::default(),
             once: once as f32,
             near: near as f32,
             operands: Vec::new(),
-            operands_by: HashMap::new(),
+            operands_by: Map::default(),
         }
     }
 

@@ -14,6 +14,8 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -52,6 +54,11 @@ WRAP(int, connect, (int file, const struct sockaddr *address, socklen_t length),
 WRAP(ssize_t, recvmsg, (int file, struct msghdr *message, int flags), (file, message, flags))
 WRAP(ssize_t, sendmsg, (int file, const struct msghdr *message, int flags), (file, message, flags))
 WRAP(int, fallocate64, (int file, int mode, off64_t offset, off64_t length), (file, mode, offset, length))
+WRAP(ssize_t, getrandom, (void *bytes, size_t count, unsigned flags), (bytes, count, flags))
+WRAP(int, clock_nanosleep, (clockid_t clock, int flags, const struct timespec *time, struct timespec *left), (clock, flags, time, left))
+WRAP(pid_t, waitpid, (pid_t process, int *status, int options), (process, status, options))
+WRAP(ssize_t, send, (int file, const void *bytes, size_t count, int flags), (file, bytes, count, flags))
+WRAP(int, pthread_join, (pthread_t thread, void **answer), (thread, answer))
 WRAP(int, sigtimedwait, (const sigset_t *set, siginfo_t *info, const struct timespec *timeout), (set, info, timeout))
 
 int fcntl(int file, int command, ...)

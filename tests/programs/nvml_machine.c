@@ -141,6 +141,30 @@ static void events(void)
     printf("once more: %d\n", NVML("nvmlEventSetFree", void *)(set));
 }
 
+/* How many lines the map of this process has. */
+static int mappings(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    int lines = 0;
+    REQUIRE(maps);
+    for (int c; (c = getc(maps)) != EOF;)
+        lines += c == '\n';
+    fclose(maps);
+    return lines;
+}
+
+/* What is asked is forgotten. */
+static void again(void)
+{
+    NvmlMemory memory;
+    for (int i = 0; i < 8; i++)
+        REQUIRE(NVML("nvmlDeviceGetMemoryInfo", NvmlDevice, NvmlMemory *)(nvml_device(0), &memory) == 0);
+    int before = mappings();
+    for (int i = 0; i < 100; i++)
+        REQUIRE(NVML("nvmlDeviceGetMemoryInfo", NvmlDevice, NvmlMemory *)(nvml_device(0), &memory) == 0);
+    printf("mapped by 100 questions: %s\n", mappings() - before < 20 ? "nothing" : "something");
+}
+
 int main(int argc, char **argv)
 {
     unsigned none;
@@ -154,6 +178,8 @@ int main(int argc, char **argv)
             idle();
         else if (!strcmp(argv[i], "handles"))
             handles();
+        else if (!strcmp(argv[i], "again"))
+            again();
         else if (!strcmp(argv[i], "events"))
             events();
     }

@@ -167,14 +167,12 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64
             stress::move_some(home, words);
         } else if launch.ask {
             let swap = home.tiers.lock().before(launch.id, now(), home);
-            tracing::trace!(
-                target: "gpupool::memory", about = "asks",
-                "launch {}, {}:{}", launch.id, if swap.is_some() { "yes" } else { "no" }, {
-                    // Its own statement, so that nobody waits for the log with the lock.
-                    let question = home.tiers.lock().question(launch.id, home);
-                    question
-                }
-            );
+            if tracing::enabled!(target: "gpupool::memory", tracing::Level::TRACE) {
+                // Nobody waits for the log with the lock.
+                let question = home.tiers.lock().question(launch.id, home);
+                let answer = if swap.is_some() { "yes" } else { "no" };
+                tracing::trace!(target: "gpupool::memory", about = "asks", "launch {}, {answer}:{question}", launch.id);
+            }
             if let Some(swap) = swap {
                 tracing::trace!(
                     target: "gpupool::memory", about = "swaps",

@@ -9,10 +9,10 @@ use crate::clock::monotonic_nanoseconds as now;
 use crate::log;
 use crate::watch::site;
 use gpupool_events::{MemorySite, Site};
+use gpupool_interpose::cancel::Map;
 use gpupool_pool::Block;
 use parking_lot::Mutex;
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Blocks of reused memory between two that are looked at, once a thread has made enough of them.
@@ -43,10 +43,10 @@ struct Sites {
     places: Vec<Arc<Site>>,
     /// Bytes that each asked for in blocks that were looked at.
     asked: Vec<u64>,
-    by_way: HashMap<u64, u64>,
-    by_size: HashMap<u64, u64>,
+    by_way: Map<u64, u64>,
+    by_size: Map<u64, u64>,
     /// By address: the block's number, which tells it from a later one there, and its place.
-    blocks: HashMap<u64, (u64, u64)>,
+    blocks: Map<u64, (u64, u64)>,
     /// Blocks that were noted since those that have ended were last forgotten.
     noted: usize,
 }
@@ -209,7 +209,7 @@ pub fn holders() -> (Vec<Holder>, u32) {
     {
         return (holders.clone(), *more);
     }
-    let mut sums: HashMap<u64, (u64, u64)> = HashMap::new();
+    let mut sums: Map<u64, (u64, u64)> = Map::default();
     for block in super::live() {
         if let Some(asked) = of(&block) {
             let (live, blocks) = sums.entry(asked.site).or_default();

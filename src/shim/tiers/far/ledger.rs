@@ -9,7 +9,8 @@
 //! **Where it is blind.** Memory that a kernel finds through pointers in memory; copies and graphs; kernels that compute for so long
 //! that the far bytes come in meanwhile, if they never ran with all near; and two kernels that wait for far memory at once count twice.
 
-use std::collections::{HashMap, VecDeque};
+use gpupool_interpose::cancel::Map;
+use std::collections::VecDeque;
 
 /// Functions that are told apart; the rest are one.
 const MOST: usize = 1 << 12;
@@ -94,8 +95,8 @@ const WINDOW: u64 = 5_000_000_000;
 #[derive(Debug)]
 pub struct Ledger<S> {
     functions: Vec<Function<S>>,
-    by_handle: HashMap<u64, usize>,
-    by_name: HashMap<String, usize>,
+    by_handle: Map<u64, usize>,
+    by_name: Map<String, usize>,
     pending: VecDeque<(u64, usize, Seen)>,
     next: u64,
     lost_ns: f64,
@@ -145,8 +146,8 @@ impl<S: Default> Ledger<S> {
     pub fn new(now: u64) -> Self {
         Self {
             functions: Vec::new(),
-            by_handle: HashMap::new(),
-            by_name: HashMap::new(),
+            by_handle: Map::default(),
+            by_name: Map::default(),
             pending: VecDeque::new(),
             next: 0,
             lost_ns: 0.0,

@@ -16,10 +16,10 @@ use crate::{log, process};
 use gpupool_config::format_size;
 use gpupool_cuda::{Device, Driver};
 use gpupool_events::{HolderAtRefusal, OutOfMemory, PlaceAtRefusal, Site};
+use gpupool_interpose::cancel::Map;
 use gpupool_pool::{Claim, Place, Usage};
 use remedies::Asked;
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Holders of device memory that are told, and of pinned memory.
@@ -197,7 +197,7 @@ type Who = (Option<u64>, Option<String>);
 
 /// Who holds most, how many others hold how much, and the bytes of all blocks that were looked at.
 fn device_holders() -> (Vec<HolderAtRefusal>, u64, u64, u64) {
-    let mut sums: HashMap<Who, HolderAtRefusal> = HashMap::new();
+    let mut sums: Map<Who, HolderAtRefusal> = Map::default();
     let mut all = 0u64;
     let mut looked_up = 0;
     for block in super::live() {
