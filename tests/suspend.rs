@@ -249,6 +249,37 @@ fn several_commands_at_once_end_with_one_answer_each() {
     ends_well(program);
 }
 
+/// Each gets to the processes in an order of its own, and may have to wait for the other.
+#[test]
+fn of_two_commands_that_suspend_the_same_programs_at_once_one_does() {
+    let session = tempfile::tempdir().unwrap();
+    let mut programs = [(); 2].map(|()| {
+        let mut program = suspended("2x1GiB").start(Some(session.path()));
+        at_work(&mut program, 1);
+        program
+    });
+    let [one, other] = [&programs[0], &programs[1]].map(Running::pid);
+    let gpupool = |arguments: String| {
+        let mut command = Command::new(artifact_folder().join("gpupool"));
+        command.args(arguments.split(' ')).env("XDG_RUNTIME_DIR", session.path()).env_remove("LD_PRELOAD");
+        command.output().unwrap()
+    };
+    for _ in 0..8 {
+        let all: Vec<Ended> = std::thread::scope(|scope| {
+            let asked = [[one, other], [one, other], [other, one]].map(|[first, next]| {
+                let gpupool = &gpupool;
+                scope.spawn(move || gpupool(format!("suspend {first} {next}")))
+            });
+            asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        });
+        let texts: Vec<String> = all.iter().map(|ended| String::from_utf8_lossy(&ended.stderr).into_owned()).collect();
+        assert_eq!(all.iter().filter(|ended| ended.status.success()).count(), 1, "{texts:?}");
+        assert!(gpupool(format!("resume {one} {other}")).status.success());
+        programs.iter_mut().for_each(goes_on);
+    }
+    programs.into_iter().for_each(ends_well);
+}
+
 /// The second process of `ranks`, whose page is beside the first one's.
 fn other_rank(program: &mut Running) -> u32 {
     let pid = program.ask("other").parse().unwrap_or(0);
@@ -303,7 +334,10 @@ fn of_programs_that_are_suspended_together_all_run_on_where_one_cannot_be() {
     let ended = gpupool(&program, &format!("suspend --wait 2s --to host {} {other}", program.pid()));
     let text = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(!ended.status.success() && text.contains("it is suspended already"), "{text}");
-    assert!(text.contains(&format!("process {other}: it runs on, since all are suspended together or none")), "{text}");
+    assert!(
+        text.contains(&format!("process {other}: it is left as it was, since all are suspended together or none")),
+        "{text}"
+    );
     // Alone neither: it is in a call that holds its context, and asking it does not wait for that.
     let ended = gpupool(&program, &format!("suspend --wait 1s {other}"));
     let text = String::from_utf8_lossy(&ended.stderr).into_owned();

@@ -403,10 +403,9 @@ const CHANCE: Duration = Duration::from_millis(60);
 pub fn suspend_together(rows: &[Listed], target: &Target, patience: Duration) -> Vec<Told> {
     let milliseconds = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
     let request = Request::Suspend { target: target.clone(), patience: milliseconds, together: true };
-    let connected = side_by_side(rows, |_, row| connect(row, &request, None));
-    let sockets: Vec<Socket> = match connected.iter().any(Result::is_err) {
-        false => connected.into_iter().flatten().collect(),
-        true => return told_none(rows, connected.into_iter().map(Result::err).collect::<Vec<_>>().into()),
+    let sockets = match connect_all(rows, |_| &request) {
+        Ok(sockets) => sockets,
+        Err(why) => return told_none(rows, why.into()),
     };
     if let Err(why) = all_at_rest(rows, &sockets, Instant::now() + patience, &mut Nobody) {
         // The end of the connection lets them go on.
@@ -419,6 +418,24 @@ pub fn suspend_together(rows: &[Listed], target: &Target, patience: Duration) ->
     });
     progress.end();
     told
+}
+
+/// A connection to each of these, or why there is none to one of them. One after the other, in the order of their numbers, whatever order they were named in: a process
+/// is asked by one command at a time, so that two commands which got to the same processes in different orders would wait for each other.
+fn connect_all<'a>(
+    rows: &[Listed],
+    request: impl Fn(usize) -> &'a Request,
+) -> Result<Vec<Socket>, Vec<Option<String>>> {
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by_key(|at| (rows[*at].told.process.identity.pid, rows[*at].told.process.identity.started));
+    let mut connected: Vec<Option<Socket>> = rows.iter().map(|_| None).collect();
+    for at in order {
+        match connect(&rows[at], request(at), None) {
+            Ok(socket) => connected[at] = Some(socket),
+            Err(why) => return Err((0..rows.len()).map(|other| (other == at).then(|| why.clone())).collect()),
+        }
+    }
+    Ok(connected.into_iter().flatten().collect())
 }
 
 /// Asks each of these something that all of them do at the same moment or none does, those of other hosts too, for which they have `patience` to come to rest
@@ -437,11 +454,7 @@ pub fn images_together(
         let why = why.unwrap_or_else(|| "they did not all come to rest at the same moment".to_owned());
         NoImage { why, each: none_of(rows, refusal, "an image is of all of them or of none") }
     };
-    let connected = side_by_side(rows, |at, row| connect(row, &requests[at], None));
-    if connected.iter().any(Result::is_err) {
-        return Err(none(connected.into_iter().map(Result::err).collect::<Vec<_>>().into()));
-    }
-    let sockets: Vec<Socket> = connected.into_iter().flatten().collect();
+    let sockets = connect_all(rows, |at| &requests[at]).map_err(|why| none(why.into()))?;
     all_at_rest(rows, &sockets, Instant::now() + patience, company).map_err(none)?;
     let progress = Progress::new(rows.len());
     let heard = |at: usize, row: &Listed| {
@@ -556,9 +569,9 @@ fn none_of(rows: &[Listed], Refusal { mut own, elsewhere }: Refusal, rule: &str)
         .map(|(row, _)| row.told.process.identity.pid.to_string())
         .collect();
     let because = match (others.as_slice(), elsewhere) {
-        ([], None) => "it runs on, since they did not all come to rest at the same moment".to_owned(),
-        ([], Some(why)) => format!("it runs on, since {rule}: {why}"),
-        (others, _) => format!("it runs on, since {rule}, and process {} was not ready", others.join(", ")),
+        ([], None) => "it is left as it was, since they did not all come to rest at the same moment".to_owned(),
+        ([], Some(why)) => format!("it is left as it was, since {rule}: {why}"),
+        (others, _) => format!("it is left as it was, since {rule}, and process {} was not ready", others.join(", ")),
     };
     own.into_iter().map(|why| why.unwrap_or_else(|| because.clone())).collect()
 }

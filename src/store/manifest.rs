@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::{PART, VERSION};
 
 /// What the first line begins with; the format's version is behind it.
-const HEAD: &str = "gpupool-store ";
+pub const HEAD: &str = "gpupool-store ";
 /// What the last line begins with; 16 hexadecimal digits are behind it.
 const TAIL: &str = "\nxxh3-64 ";
 /// The length of the last line with the end of the line before it, in bytes.

@@ -8,7 +8,7 @@ use rustix::process::geteuid;
 
 use crate::disk::{Disk, File, Folder};
 use crate::error::{Error, Result};
-use crate::manifest::Manifest;
+use crate::manifest::{HEAD, Manifest};
 use crate::signals;
 
 /// The manifest's name in a generation's folder.
@@ -215,7 +215,12 @@ impl Store {
             answer => answer?,
         };
         let file = folder.open(MANIFEST, false)?;
-        let text = read_whole(&file)?;
+        // What is none is not read whole to find that out.
+        let mut head = vec![0; HEAD.len()];
+        if file.bytes()? >= HEAD.len() as u64 {
+            file.read(&mut head, 0)?;
+        }
+        let text = if head == HEAD.as_bytes() { read_whole(&file)? } else { head };
         Ok((folder, text))
     }
 

@@ -21,8 +21,7 @@ use blocks::Subject;
 use gpupool_config::format_size;
 use gpupool_cuda::Driver;
 use gpupool_events::ProgramCheckpoint;
-use gpupool_machine::dashed;
-use gpupool_store::{Key, Meta, Options, Writer, Written};
+use gpupool_store::{Key, Options, Writer, Written};
 pub use shelter::is_copy;
 use shelter::{Shelter, Sheltered};
 use std::collections::BTreeMap;
@@ -225,7 +224,7 @@ fn write(
         reuse: true,
         ..Options::default()
     };
-    let writer = Writer::create(&asked.folder, meta(opened), options).map_err(|error| error.to_string())?;
+    let writer = Writer::create(&asked.folder, image::meta(opened), options).map_err(|error| error.to_string())?;
     let stop = |held, agreement: &mut dyn Agreement| stopped(driver, opened, &writer, held, agreement, progress);
     let stop = suspend::while_stopped(driver, deadline, is_wanted, agreement, stop)?;
     let Stop { sheltered, mut shuttles, mut done, total } = stop?;
@@ -300,9 +299,4 @@ fn stopped(
     drop(held);
     let done = Done { left_out: subject.left_out, in_stop, stopped: begun.elapsed(), ..Done::default() };
     Ok(Stop { sheltered: shelter.into_batches(), shuttles, done, total })
-}
-
-/// Whose memory it is.
-fn meta(opened: &Opened) -> Meta {
-    Meta { gpus: opened.plan.topology.gpus.iter().map(|gpu| dashed(&gpu.uuid)).collect(), ..image::meta() }
 }

@@ -17,6 +17,7 @@ pub mod plain;
 mod tests;
 
 use crate::backing::mover;
+use crate::backing::open::Opened;
 use crate::gate;
 use crate::guard;
 use crate::log;
@@ -67,7 +68,7 @@ impl From<gpupool_store::Error> for Failed {
 }
 
 /// What a store is told about this process.
-pub fn meta() -> Meta {
+pub fn meta(opened: &Opened) -> Meta {
     let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
     let command = String::from_utf8_lossy(command.strip_suffix(b"\0").unwrap_or(&command)).replace('\0', " ");
     let started = Identity::own().map_or(0, |identity| identity.started);
@@ -75,6 +76,7 @@ pub fn meta() -> Meta {
         process: Process { pid: std::process::id(), started, command },
         host: log::host_name().to_string_lossy().into_owned(),
         gpupool: env!("CARGO_PKG_VERSION").to_owned(),
+        gpus: opened.plan.topology.gpus.iter().map(|gpu| gpupool_machine::dashed(&gpu.uuid)).collect(),
         ..Meta::default()
     }
 }

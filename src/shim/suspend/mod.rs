@@ -310,7 +310,10 @@ pub fn is_freezable() -> Result<Done, String> {
         (0, 0, true) => "memory of other processes is open in it".to_owned(),
         (0, own, _) => format!("{} that it made by cuMemCreate are mapped", format_size(own)),
         (mapped, ..) => {
-            format!("{} of the pool are mapped still; --to DIR or --to host has them leave", format_size(mapped))
+            format!(
+                "{} of the pool are mapped still; --to DIR has all of it leave, --to host what was on GPUs",
+                format_size(mapped)
+            )
         }
     };
     Err(format!("the driver would not bring it back: {what}"))

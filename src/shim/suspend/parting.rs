@@ -287,7 +287,7 @@ pub fn store(
     let write = |ranges: &[Range], goes_on: &dyn Fn() -> bool| {
         let total = ranges.iter().map(|range| range.bytes).sum();
         progress(0, total);
-        Stored::write(driver, folder, ranges, goes_on, &mut |done| progress(done, total))
+        Stored::write(driver, opened, folder, ranges, goes_on, &mut |done| progress(done, total))
     };
     let stored = write_all(&there, &given, is_wanted, write, |stored| stored.unname().end())?;
     Ok(stored.map(|stored| Put::Disk(Box::new(stored))))

@@ -12,6 +12,7 @@
 //! [`Place::Disk`]: gpupool_pool::Place::Disk
 
 use crate::backing::mover::{self, Load};
+use crate::backing::open::Opened;
 use crate::image::{self, Failed, Shuttle, Stretch};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_metrics::{Identity, Life};
@@ -53,6 +54,7 @@ impl Stored {
     /// Why not, in words; nothing is left in the folder then.
     pub fn write(
         driver: &'static Driver,
+        opened: &Opened,
         folder: &Path,
         ranges: &[Range],
         is_wanted: &dyn Fn() -> bool,
@@ -64,7 +66,7 @@ impl Stored {
         sweep(folder);
         let own = folder.join(name_of(&identity));
         let bytes = ranges.iter().map(|range| range.bytes).sum();
-        let written = write(driver, &own, ranges, bytes, is_wanted, progress);
+        let written = write(driver, opened, &own, ranges, bytes, is_wanted, progress);
         let written = written.inspect_err(|_| remove_empty(&own))?;
         let numbered = (0..).zip(ranges).map(|(id, range)| (range.address, (range.bytes, id)));
         // What was written is read once before anything is given up for it: its manifest, and how long each file is.
@@ -157,6 +159,7 @@ impl Unread {
 
 fn write(
     driver: &'static Driver,
+    opened: &Opened,
     own: &Path,
     ranges: &[Range],
     bytes: u64,
@@ -165,12 +168,14 @@ fn write(
 ) -> Result<Written, String> {
     let words = |error: gpupool_store::Error| error.to_string();
     let options = Options { expected: bytes, keep: Some(1), ..Options::default() };
-    let writer = Writer::create(own, image::meta(), options).map_err(words)?;
+    let writer = Writer::create(own, image::meta(opened), options).map_err(words)?;
     let mut done = 0;
     let mut shuttle: Option<(Shuttle, (u64, u32))> = None;
     let failed = |failed: Failed| failed.to_string();
     for (id, Range { owner, home, address, bytes }) in (0..).zip(ranges) {
-        let key = writer.block(About { id, address: *address, bytes: *bytes, ..About::default() }).map_err(words)?;
+        let key = writer
+            .block(About { id, address: *address, bytes: *bytes, home: Some(*home), ..About::default() })
+            .map_err(words)?;
         let whose = (*owner, *home);
         if shuttle.as_ref().is_none_or(|(_, known)| *known != whose) {
             if let Some((mut last, _)) = shuttle.take() {
