@@ -1,7 +1,6 @@
 //! Contexts: which is current, what it is, and waiting for its work.
 
 use crate::{Context, CuResult, Device, Driver, Event, GreenContext};
-use gpupool_interpose::cancel;
 use std::ffi::c_int;
 
 /// `CU_EVENT_DISABLE_TIMING`.
@@ -132,7 +131,6 @@ impl Driver {
     /// Waits for all work of the current context and its green contexts (`cuCtxSynchronize`). Breaks a capture of that
     /// context. The driver may wait in a call at which threads are cancelled.
     pub fn synchronize(&self) -> CuResult {
-        let _sheltered = cancel::shelter();
         // SAFETY: the call has no preconditions.
         unsafe { (self.cuCtxSynchronize)() }
     }

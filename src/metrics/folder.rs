@@ -119,6 +119,12 @@ impl Display for Refused {
     }
 }
 
+/// Why none of these is used, in one line.
+#[must_use]
+pub fn in_words(refused: &[Refused]) -> String {
+    refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
 /// A folder of one user's pages.
 #[derive(Debug)]
 pub struct Folder {

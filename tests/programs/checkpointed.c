@@ -3,6 +3,7 @@
  *   begin N          N threads, each with memory of every kind on a GPU (in turn) that it writes all the time, the kinds one after the other
  *   where N          the addresses of the kinds of thread N
  *   rounds           how often all of them have written
+ *   rest             the threads stand still between two rounds; work: they go on
  *   spin             a kernel that waits for the host; release: it ends
  *   allocate MIB     memory that stays; its address
  *   name N K A S     a new block, of which K KiB from A KiB on are called N once all of it counts up from S: what gpupool_name answered, the first
@@ -24,6 +25,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 enum { MOST = 16, KINDS = 4 };
 
@@ -32,7 +34,7 @@ static const size_t sizes[KINDS] = {2 * MIB + 20480, MIB, 40 << 10, 2 * MIB};
 static CUdeviceptr blocks[MOST][KINDS];
 static pthread_t workers[MOST];
 static int working;
-static atomic_int ends, ready;
+static atomic_int ends, ready, rests, resting;
 static atomic_long rounds;
 
 static void *work(void *argument)
@@ -64,6 +66,12 @@ static void *work(void *argument)
         CHECK(cuStreamSynchronize(stream));
         CHECK(cuMemFree_v2(passing));
         atomic_fetch_add(&rounds, 1);
+        if (!atomic_load(&rests))
+            continue;
+        atomic_fetch_add(&resting, 1);
+        while (atomic_load(&rests))
+            usleep(1000);
+        atomic_fetch_sub(&resting, 1);
     }
     for (int kind = 0; kind < KINDS - 1; kind++)
         CHECK(cuMemFree_v2(own[kind]));
@@ -119,6 +127,14 @@ int main(void)
                 printf("%llu%s", (unsigned long long)blocks[number][kind], kind < KINDS - 1 ? " " : "\n");
         } else if (strcmp(line, "rounds") == 0) {
             printf("%ld\n", atomic_load(&rounds));
+        } else if (strcmp(line, "rest") == 0) {
+            atomic_store(&rests, 1);
+            while (atomic_load(&resting) < working)
+                usleep(1000);
+            puts("all do");
+        } else if (strcmp(line, "work") == 0) {
+            atomic_store(&rests, 0);
+            puts("they do");
         } else if (strcmp(line, "spin") == 0) {
             open_gpu(&spinning, 0);
             hold(&spinning);

@@ -110,14 +110,10 @@ pub fn page() -> Option<Check> {
         return None;
     }
     let refused = folder::Folder::own(&folder::Roots::new(std::env::var_os("XDG_RUNTIME_DIR"))).err()?;
-    let words = format!("there is no folder for the page of a process: {}", all_of(&refused));
+    let words = format!("there is no folder for the page of a process: {}", folder::in_words(&refused));
     let advice = "gpupool ps, suspend and set find nobody, and programs do not ask each other for memory; give XDG_RUNTIME_DIR a folder that this user \
                   alone may write to (a container with a read-only root: --tmpfs /run/gpupool:mode=700)";
     Some(Check::finding("page", words, advice))
-}
-
-fn all_of(refused: &[folder::Refused]) -> String {
-    refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// What launchers said of the job's ranks that is not understood.

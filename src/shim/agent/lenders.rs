@@ -105,7 +105,7 @@ impl Surroundings {
     }
 
     fn folder(&self) -> Result<Folder, String> {
-        let list = |refused: Vec<_>| super::list(&refused);
+        let list = |refused: Vec<_>| gpupool_metrics::folder::in_words(&refused);
         Folder::own(&Roots::new(self.variable("XDG_RUNTIME_DIR").cloned())).map(|(folder, _)| folder).map_err(list)
     }
 

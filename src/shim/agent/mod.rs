@@ -46,7 +46,7 @@ use crate::suspend;
 use dormant::Dormant;
 use gpupool_config::Toggle;
 use gpupool_interpose::cancel;
-use gpupool_metrics::folder::{Folder, Refused, Roots};
+use gpupool_metrics::folder::{Folder, Refused, Roots, in_words};
 use gpupool_metrics::{BYTES, Identity, Map, Page, Process, now};
 use health::Health;
 use home::Home;
@@ -149,10 +149,11 @@ fn note(what: impl Display) {
 
 fn make_page() -> Result<Page<Map>, String> {
     let identity = Identity::own().ok_or("the system does not tell when this process started")?;
-    let (folder, refused) = Folder::own(&Roots::new(std::env::var_os("XDG_RUNTIME_DIR"))).map_err(|all| list(&all))?;
+    let (folder, refused) =
+        Folder::own(&Roots::new(std::env::var_os("XDG_RUNTIME_DIR"))).map_err(|all| in_words(&all))?;
     let suspicious: Vec<Refused> = refused.into_iter().filter(|refused| refused.why.is_suspicious()).collect();
     if !suspicious.is_empty() {
-        note(format_args!("the page is in {}, since {}", folder.path().display(), list(&suspicious)));
+        note(format_args!("the page is in {}, since {}", folder.path().display(), in_words(&suspicious)));
     }
     folder.clean();
     let (page, path) = Map::create(&folder, &told_of(identity)).map_err(|error| error.to_string())?;
@@ -161,10 +162,6 @@ fn make_page() -> Result<Page<Map>, String> {
     let file = file_of(&path);
     let _ = PUBLISHED.set(Box::new(Published { identity, path, file, memory: *page.memory() }));
     Ok(page)
-}
-
-fn list(refused: &[Refused]) -> String {
-    refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 fn told_of(identity: Identity) -> Process {
