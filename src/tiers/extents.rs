@@ -63,9 +63,52 @@ pub struct Extent {
     pub last_cycle: u64,
     /// The position of the last launch that used it.
     pub last: u64,
+    /// Launches from one use to the next, at most, over the last ones that came close together, and the last that was much longer; 0 before there was one.
+    gap: u64,
+    long_gap: u64,
     /// When its begin was named: one more than the positions of launches that did, the last first, and 0 for none.
     pub named: [u64; NAMED],
 }
+
+impl Extent {
+    /// A launch at this position used it.
+    pub fn is_used_at(&mut self, position: u64) {
+        if position <= self.last {
+            return;
+        }
+        let gap = position - self.last;
+        if self.last == 0 {
+            // The first use.
+        } else if self.gap > 0 && gap > OVERDUE * self.gap {
+            self.long_gap = gap;
+        } else {
+            self.gap = gap.max(self.gap - self.gap / 4);
+        }
+        self.last = position;
+    }
+
+    /// Launches until it is used again, if uses go on to come as they did: some close together, and after a longer time some again. `None` where that is
+    /// overdue by much or it was not used twice.
+    pub fn next_use(&self, position: u64) -> Option<u64> {
+        let age = position.saturating_sub(self.last);
+        let within = |gap: u64| (gap > 0 && age <= OVERDUE * gap).then(|| gap.saturating_sub(age));
+        within(self.gap).or_else(|| within(self.long_gap))
+    }
+
+    /// How often it is used in so many launches, if uses go on to come as they did; those close together count as one.
+    pub fn uses_in(&self, launches: u64, position: u64) -> f32 {
+        let gap = if self.long_gap > 0 { self.long_gap } else { self.gap };
+        match self.next_use(position) {
+            Some(_) => (launches as f32 / gap as f32).min(MOST_USES),
+            None => 0.0,
+        }
+    }
+}
+
+/// More uses than these are not counted on.
+const MOST_USES: f32 = 32.0;
+/// So many times as long as it ever took to its next use, and what used an extent is over.
+const OVERDUE: u64 = 4;
 
 /// What reading an extent, or the first part of it, costs.
 #[derive(Clone, Copy, Debug)]
@@ -224,6 +267,8 @@ impl Extents {
             first_cycle: cycle,
             last_cycle: cycle,
             last: 0,
+            gap: 0,
+            long_gap: 0,
             named: [0; NAMED],
         };
         if let Some(like) = like {

@@ -122,7 +122,10 @@ impl Tiers {
                         }
                         continue;
                     };
-                    if next.range.bytes() == 0 || !is_fresh(&goes, next.range) || !is_fresh(&came, next.range) {
+                    // Several extents may share a chunk, and each names it.
+                    let goes_already = out.iter().any(|(other, _): &(Range, u8)| other.meet(&next.range).bytes() > 0);
+                    let is_taken = goes_already || !is_fresh(&goes, next.range) || !is_fresh(&came, next.range);
+                    if next.range.bytes() == 0 || is_taken {
                         victim.pop();
                         continue;
                     }

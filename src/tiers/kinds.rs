@@ -24,6 +24,8 @@ const MOST_FUNCTIONS: usize = 1 << 14;
 const MOST_SHAPES: u32 = 64;
 /// Measurements of a function before they become rare; a power of two.
 const EAGER: u32 = 32;
+/// Nanoseconds that a launch is charged with from which on it is worth finding out that it cannot have lost them.
+const WORTH_BOUNDING: f32 = 1_000_000.0;
 /// What copies and fills are called among the functions.
 pub const COPY: u64 = u64::MAX;
 /// How often a launch of which nothing was measured may read its operands. A GEMM of 8192 reads them thirty times.
@@ -78,8 +80,9 @@ pub struct Worth {
     /// Nanoseconds less than as its operands lay at first: what is credited for those that are nearer, less what is charged for those that
     /// are farther.
     pub saved_ns: f32,
-    /// Nanoseconds of pass more than at first over those that are farther.
+    /// Nanoseconds of pass more than at first over those that are farther, and what is charged for them.
     pub lost_ns: f32,
+    pub charged_ns: f32,
     /// How often it reads some of these was not measured.
     pub is_unknown: bool,
 }
@@ -102,6 +105,8 @@ pub struct Hot {
     pub worth: Worth,
     /// To move for it may be worth it.
     pub asks: bool,
+    /// The same while the program does something else than was learnt, by how its operands were used last.
+    pub asks_elsewhere: bool,
     /// It loses so much that this is asked whatever was answered before.
     pub asks_each_time: bool,
     /// It names as many bytes as at its launch before: later pointers cut no more off what it names.
@@ -131,12 +136,13 @@ pub struct Kind {
     /// Bytes that it names.
     pub bytes: u64,
     pub function: u32,
-    /// Nanoseconds of pass more than at first that were charged as if it read them many times, since nothing was measured.
+    /// Nanoseconds of pass more than at first that were charged as if it read them many times, since nothing was measured, and what was charged.
     unsure_ns: f32,
+    unsure_charged_ns: f32,
     /// The gain that was told last.
     told: f32,
     /// What is known of launches with operands like its own.
-    operands: Option<u32>,
+    pub operands: Option<u32>,
     /// The same of any shape.
     any_shape: Option<u32>,
     /// It has more pointers than are told apart.
@@ -283,6 +289,11 @@ impl Kinds {
         self.hot(kind).is_some_and(|kind| kind.hash == hash)
     }
 
+    /// How many functions and shapes are told apart.
+    pub fn shapes(&self) -> usize {
+        self.operands.len()
+    }
+
     pub fn functions(&self) -> &[Function] {
         &self.functions
     }
@@ -383,6 +394,7 @@ impl Kinds {
             bytes: 0,
             function,
             unsure_ns: 0.0,
+            unsure_charged_ns: 0.0,
             told: 0.0,
             operands: None,
             any_shape: None,
@@ -400,6 +412,7 @@ impl Kinds {
             pass_ns: 0.0,
             worth: Worth::default(),
             asks: false,
+            asks_elsewhere: false,
             asks_each_time: false,
             settled: false,
             unsure: true,
@@ -510,6 +523,48 @@ impl Kinds {
         of(kind.operands).or_else(|| of(kind.any_shape))
     }
 
+    /// How often this operand can cross the link at most: [`UNKNOWN`], or what the time of a launch like this one leaves room for.
+    pub fn bound(&self, kind: u32, operand: Option<u8>) -> f32 {
+        let of = |index: Option<u32>| Some(self.operands.get(index? as usize)?.bound(operand?));
+        let kind = self.get(kind);
+        let known = kind.and_then(|kind| of(kind.operands).or_else(|| of(kind.any_shape)));
+        known.map_or(UNKNOWN, |bound| UNKNOWN.min(bound))
+    }
+
+    /// How often this operand can cross the link at most in the time that launches of this very shape took; without end where none was measured.
+    pub fn bound_if_known(&self, kind: u32, operand: Option<u8>) -> f32 {
+        let index = self.get(kind).and_then(|kind| kind.operands);
+        let known = index.and_then(|index| self.operands.get(index as usize)).zip(operand);
+        known.map_or(f32::INFINITY, |(operands, operand)| operands.bound(operand))
+    }
+
+    /// How often an operand may cross the link of which nothing is known yet ([`Operands::promises`]).
+    pub fn promises(&self, id: u32, part: &Use, extents: &Extents) -> Option<f32> {
+        let kind = self.get(id).filter(|kind| kind.is_weighed)?;
+        extents.get(part.slot).filter(|extent| extent.was_far())?;
+        self.operands.get(kind.operands? as usize)?.promises(part.operand?)
+    }
+
+    /// Memory comes near to find out how often a launch reads this operand.
+    pub fn is_tried(&mut self, id: u32, operand: u8) {
+        let index = self.get(id).and_then(|kind| kind.operands);
+        if let Some(operands) = index.and_then(|index| self.operands.get_mut(index as usize)) {
+            operands.is_tried(operand);
+        }
+    }
+
+    /// What was charged for it on the strength of nothing, as far as that is more than `passes` over what was far.
+    fn charged_too_much(&mut self, id: u32, passes: f32, is_measured: bool) -> f32 {
+        let Some(kind) = self.get_mut(id) else { return 0.0 };
+        let right_ns = (kind.unsure_ns * passes).min(kind.unsure_charged_ns);
+        let too_much = kind.unsure_charged_ns - right_ns;
+        kind.unsure_charged_ns = right_ns;
+        if is_measured {
+            (kind.unsure_ns, kind.unsure_charged_ns) = (0.0, 0.0);
+        }
+        too_much
+    }
+
     /// A launch like this one was measured, but not how often it reads this operand.
     pub fn is_unknown(&self, kind: u32, operand: u8) -> bool {
         let is_weighed = self.get(kind).is_some_and(|kind| kind.is_weighed);
@@ -556,7 +611,8 @@ impl Kinds {
         let Some(function) = self.functions.get_mut(hot.function as usize) else { return false };
         function.count = function.count.wrapping_add(1);
         if !hot.settled {
-            return false;
+            // How often it reads what it names is not known before that is known to be what it names; but no more than its time leaves room for.
+            return hot.worth.charged_ns > 1.0 && (hot.unsure || hot.worth.charged_ns > WORTH_BOUNDING);
         }
         let samples = || self.kinds.get(kind as usize).map(|kind| &kind.samples);
         let known = self.kinds.get(kind as usize).and_then(|kind| kind.operands.or(kind.any_shape));
@@ -592,7 +648,12 @@ impl Kinds {
         let Some(hot) = self.hot.get_mut(id as usize) else { return (false, 0.0) };
         let Some(function) = self.functions.get_mut(kind.function as usize) else { return (false, 0.0) };
         if !hot.settled {
-            return (false, 0.0);
+            let index = kind.operands;
+            if let Some(operands) = index.and_then(|index| self.operands.get_mut(index as usize)) {
+                operands.bind(passes, ns);
+            }
+            function.version = function.version.wrapping_add(1);
+            return (false, self.charged_too_much(id, (1.0 + operands::TOLD) * self.most_read(id), false));
         }
         let mut weighs_otherwise = false;
         for index in [kind.operands, kind.any_shape].into_iter().flatten() {
@@ -606,10 +667,9 @@ impl Kinds {
         }
         if kind.is_weighed {
             // Passes of operands that were weighed say nothing of those that were not.
-            let unsure_ns = std::mem::take(&mut kind.unsure_ns);
             hot.version = hot.version.wrapping_sub(1);
             let most = self.weights(id).map_or(UNKNOWN, |weights| weights.most());
-            return (weighs_otherwise, unsure_ns * (UNKNOWN - most).max(0.0));
+            return (weighs_otherwise, self.charged_too_much(id, most, true));
         }
         if kind.samples.add(pass_ns, ns) {
             function.gain = None;
@@ -661,8 +721,9 @@ impl Kinds {
             kind.told = gain;
             is_news = true;
         }
-        let unsure_ns = if basis == Basis::Measured { std::mem::take(&mut kind.unsure_ns) } else { 0.0 };
-        (is_news, unsure_ns * (UNKNOWN - gain).max(0.0))
+        let is_measured = basis == Basis::Measured;
+        let passes = if is_measured { gain } else { (1.0 + operands::TOLD) * self.most_read(id) };
+        (is_news, self.charged_too_much(id, passes, is_measured))
     }
 
     /// Nanoseconds that are gained for each nanosecond of far pass that a launch of this kind no longer has, and whether that is
@@ -758,12 +819,25 @@ impl Kinds {
         self.known(id).1 != Basis::Measured
     }
 
-    /// So much was charged for a launch of which nothing is measured.
-    pub fn unsure(&mut self, id: u32, more_ns: f32) {
+    /// How often the operand that can be read most often can cross the link.
+    fn most_read(&self, id: u32) -> f32 {
+        let Some(kind) = self.get(id) else { return UNKNOWN };
+        kind.uses.iter().map(|part| self.bound(id, part.operand)).reduce(f32::max).unwrap_or(UNKNOWN)
+    }
+
+    /// What is charged for a pass over an operand of a launch of which nothing was measured; `None` where something was.
+    pub fn charge_unmeasured(&self, id: u32, operand: Option<u8>) -> Option<f32> {
+        let is_unmeasured = self.known_by_times(id).1 == Basis::Nothing;
+        is_unmeasured.then(|| self.at_most(id, UNKNOWN.min((1.0 + operands::TOLD) * self.bound(id, operand))))
+    }
+
+    /// So much was charged for a launch of which nothing is measured, for so many nanoseconds of pass.
+    pub fn unsure(&mut self, id: u32, pass_ns: f32, charged_ns: f32) {
         if matches!(self.known(id), (_, Basis::Nothing))
             && let Some(kind) = self.get_mut(id)
         {
-            kind.unsure_ns += more_ns;
+            kind.unsure_ns += pass_ns;
+            kind.unsure_charged_ns += charged_ns;
         }
     }
 

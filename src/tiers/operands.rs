@@ -29,7 +29,7 @@ impl Weights {
     pub fn of(&self, operand: u8, was_far: bool, once: f32) -> f32 {
         match self.is_known.get(usize::from(operand)) {
             Some(true) => self.passes.get(usize::from(operand)).copied().unwrap_or(self.mean),
-            Some(false) if was_far => self.mean.min(once),
+            Some(false) if was_far => once,
             Some(false) | None => self.mean,
         }
     }
@@ -67,6 +67,10 @@ const FEW: u32 = 4;
 const MANY: u32 = 48;
 /// Launches after which it is known how far operands reach.
 const STEADY: u32 = 8;
+/// What was far of an operand at least has to be less than this part of what was at most, if it is to be told from the launch's own time.
+const APART: f32 = 0.5;
+/// How often it is tried what an operand's being near brings.
+const TRIES: u8 = 3;
 /// More than this no operand is believed to be read.
 const TOO_MANY: f64 = 128.0;
 
@@ -88,6 +92,12 @@ pub struct Operands {
     steady: u32,
     /// How many of the last times were quite other than what was told says.
     odd: f32,
+    /// How often memory came near to find out how often it is read.
+    tries: [u8; MOST],
+    /// The least and the most of each that was far, in nanoseconds of a pass.
+    seen: [(f32, f32); MOST],
+    /// How often each can cross the link at all: a launch that took so long with it far cannot have read it more often in that time.
+    bound: Passes,
 }
 
 impl Operands {
@@ -103,6 +113,9 @@ impl Operands {
             reach: [u64::MAX; MOST],
             steady: 0,
             odd: 0.0,
+            tries: [0; MOST],
+            seen: [(f32::INFINITY, 0.0); MOST],
+            bound: [f32::INFINITY; MOST],
         }
     }
 
@@ -158,6 +171,10 @@ impl Operands {
             (1..=self.count).for_each(|at| self.spread[at][at] = SPREAD * SPREAD);
         }
         self.times = self.times.saturating_add(1);
+        self.bind(far, ns as f32);
+        for ((least, most), far) in self.seen.iter_mut().zip(far) {
+            (*least, *most) = (least.min(*far), most.max(*far));
+        }
         let mut given = [0.0; TERMS];
         given[0] = 1.0;
         for (given, far) in given.iter_mut().skip(1).zip(far).take(self.count) {
@@ -166,7 +183,11 @@ impl Operands {
         if self.is_wrong(&given, ns) {
             // So sure was what was known that it would be long before it gives way: as where a launch reads the first part of what it
             // seems to read, and only the rest of that was far until now.
-            let forgets = Self { reach: self.reach, steady: self.steady, ..Self::new(self.count) };
+            let mut forgets = Self { reach: self.reach, steady: self.steady, ..Self::new(self.count) };
+            if self.is_longer(&given, ns) {
+                // It reads more from afar than it was thought to reach.
+                (forgets.reach, forgets.steady) = ([u64::MAX; MOST], 0);
+            }
             let was_told = std::mem::replace(self, forgets).told.is_some();
             return self.add(far, ns as f32) || was_told;
         }
@@ -195,13 +216,28 @@ impl Operands {
         is_news
     }
 
+    /// So long a launch took, while one pass over what is far of each takes so long: it cannot have read any of them more often than that.
+    pub fn bind(&mut self, far: &Passes, ns: f32) {
+        for (bound, far) in self.bound.iter_mut().zip(far).filter(|(_, far)| **far > 0.0) {
+            *bound = bound.min(ns / far);
+        }
+    }
+
     /// Whether times like this one contradict what was told, one after the other or one of three; a single one may have waited for
     /// something else.
     fn is_wrong(&mut self, given: &[f64; TERMS], ns: f64) -> bool {
-        let expected: f64 = given.iter().zip(&self.terms).map(|(given, term)| given * term.max(0.0)).sum();
+        let expected = self.expected(given);
         let is_odd = self.told.is_some() && (ns - expected).abs() > ODD * ns.max(expected);
         self.odd = self.odd * 0.75 + f32::from(u8::from(is_odd));
         is_odd && self.odd > 1.5
+    }
+
+    fn expected(&self, given: &[f64; TERMS]) -> f64 {
+        given.iter().zip(&self.terms).map(|(given, term)| given * term.max(0.0)).sum()
+    }
+
+    fn is_longer(&self, given: &[f64; TERMS], ns: f64) -> bool {
+        ns > self.expected(given)
     }
 
     /// Takes a measurement in: with so much of each term given it took so long, give or take.
@@ -237,6 +273,27 @@ impl Operands {
         }
     }
 
+    /// How often an operand can cross the link at most, by the times that were measured with it far.
+    pub fn bound(&self, operand: u8) -> f32 {
+        self.bound.get(usize::from(operand)).copied().unwrap_or(f32::INFINITY)
+    }
+
+    /// How often an operand may cross the link that was far each time, and so looks like the launch's own time: half of what its times leave room
+    /// for. `None` where that is known, or where it was tried [`TRIES`] times.
+    pub fn promises(&self, operand: u8) -> Option<f32> {
+        let at = usize::from(operand);
+        let is_open = self.told.is_some_and(|told| !told.knows(operand)) && *self.tries.get(at)? < TRIES;
+        let bound = *self.bound.get(at)?;
+        (is_open && bound.is_finite()).then_some(bound / 2.0)
+    }
+
+    /// Memory comes near to find out how often this operand is read.
+    pub fn is_tried(&mut self, operand: u8) {
+        if let Some(tries) = self.tries.get_mut(usize::from(operand)) {
+            *tries = tries.saturating_add(1);
+        }
+    }
+
     /// Passes of each operand; nothing while too little was measured.
     pub fn weights(&self) -> Option<Weights> {
         self.told
@@ -256,8 +313,10 @@ impl Operands {
     }
 
     fn known(&self, at: usize) -> Option<f64> {
+        // Where about as much of it was far each time, what its pass differs by is how far it was thought to reach.
+        let (least, most) = *self.seen.get(at.checked_sub(1)?)?;
         let (passes, off) = (self.terms[at].clamp(0.0, TOO_MANY), self.spread[at][at].max(0.0).sqrt());
-        (off < KNOWN * SPREAD.min(passes.max(2.0) * 2.0)).then_some(passes)
+        (least < APART * most && off < KNOWN * SPREAD.min(passes.max(2.0) * 2.0)).then_some(passes)
     }
 
     /// Hardly anything was measured.

@@ -21,6 +21,8 @@ pub const DENSER: f64 = 1.2;
 pub const EXPLORE: f64 = 4.0;
 /// Which part of the launches may come otherwise than before, if the order of the cycle is to be relied on.
 pub const SURPRISES: f32 = 0.4;
+/// Questions in vain that one makes up for whose answer was worth it, where no cycle is known.
+const ANSWERED: u32 = 4;
 /// Launches before the next question, while nothing can be paid.
 const POOR: u64 = 16;
 const MOST_POOR: u64 = 1024;
@@ -101,6 +103,10 @@ impl Tiers {
         // What is asked each time, whatever was answered, takes no question from anybody else.
         let is_counted = !self.kinds.hot(id).is_some_and(|hot| hot.asks_each_time);
         self.vain += u32::from(swap.is_none() && is_counted);
+        if swap.is_some() && self.is_elsewhere() {
+            // No cycle ends there for long.
+            self.vain = self.vain.saturating_sub(ANSWERED);
+        }
         let is_guess = self.kinds.get(id).is_some_and(|_| !self.kinds.gain(id).1);
         if let Some(kind) = self.kinds.get_mut(id) {
             // What was not worth it is asked again later, and what was may be again at its next launch.
@@ -110,11 +116,22 @@ impl Tiers {
                 hot.asked_again = launch + put_off * cycle;
             }
         }
-        if let Some(swap) = &mut swap
-            && is_guess
-        {
-            swap.time_it = true;
-            self.kinds.guessed(id);
+        if let Some(swap) = &mut swap {
+            if is_guess {
+                swap.time_it = true;
+                self.kinds.guessed(id);
+            }
+            let comes = |part: &&kinds::Use| {
+                let extent = self.extents.get(part.slot);
+                extent.is_some_and(|extent| swap.near.iter().any(|range| range.meet(&extent.range).bytes() > 0))
+            };
+            let uses = self.kinds.get(id).map_or(&[][..], |kind| &kind.uses);
+            let tried = uses.iter().filter(|part| self.kinds.promises(id, part, &self.extents).is_some()).filter(comes);
+            let tried: Vec<u8> = tried.filter_map(|part| part.operand).collect();
+            for operand in tried {
+                swap.time_it = true;
+                self.kinds.is_tried(id, operand);
+            }
         }
         swap
     }

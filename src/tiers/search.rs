@@ -142,7 +142,9 @@ impl Tiers {
             .filter_map(|part| {
                 let extent = self.extents.get(part.slot)?;
                 let may = extent.far_free > 0 && extent.stays_until <= self.cycles;
-                let here = f64::from(gain * part.part) / links.link(extent.place).kernel;
+                let tries = self.kinds.promises(id, part, &self.extents).filter(|_| self.is_elsewhere());
+                let passes = (gain * part.part).max(tries.unwrap_or(0.0) * part.share);
+                let here = f64::from(passes) / links.link(extent.place).kernel;
                 may.then_some(Want { slot: part.slot, place: extent.place, here })
             })
             .collect();
@@ -157,7 +159,10 @@ impl Tiers {
             at,
             is_used: |slot: u32| kind.uses.iter().any(|part| part.slot == slot),
             // Where other operands come each time, what was next the last time says nothing.
-            offset: self.timeline.offset(self.cycle.repeats()).filter(|_| self.surprises < SURPRISES),
+            offset: self
+                .timeline
+                .offset(self.cycle.repeats())
+                .filter(|_| self.surprises < SURPRISES && !self.is_elsewhere()),
             is_outdated,
             // Nobody knows the new cycle yet, but this launch has come again in it: what was not used in between is of the one before.
             again: self.previous.filter(|previous| is_outdated && *previous >= self.cycle.lost()),
@@ -203,6 +208,12 @@ impl<A: Whereabouts, U: Fn(u32) -> bool> Search<'_, A, U> {
     /// What a byte gains in so many launches, and in each cycle, nanoseconds.
     fn gains(&self, want: &Want, launches: u32) -> (f64, f64) {
         let Self { tiers, offset, .. } = self;
+        if tiers.is_elsewhere() {
+            // What was learnt of cycles says nothing here, and what follows the next use of what leaves nobody knows.
+            let extent = tiers.extents.get(want.slot);
+            let more = extent.map_or(0.0, |extent| extent.uses_in(u64::from(launches), tiers.cycle.position));
+            return (want.here * (1.0 + f64::from(more)), want.here);
+        }
         let kernel = self.links.link(want.place).kernel;
         let worth = |offset| tiers.timeline.worth(want.slot, offset, launches, 64.0, &tiers.kinds);
         let density = tiers.extents.get(want.slot).map_or(0.0, |extent| f64::from(extent.density));
@@ -249,6 +260,12 @@ impl<A: Whereabouts, U: Fn(u32) -> bool> Search<'_, A, U> {
             let until = tiers.cycle.position.saturating_sub(extent.last) as u32;
             // What is known of older cycles makes it no cheaper.
             return Loss { loss: self.back, away: away.max(self.back), until };
+        }
+        // What was learnt of cycles is of another part of the program: uses are expected as they came last.
+        if tiers.is_elsewhere()
+            && let Some(until) = extent.next_use(tiers.cycle.position)
+        {
+            return Loss { loss: self.back, away: away.max(self.back), until: until as u32 };
         }
         // Without a cycle: what was not used for long, and is used seldom.
         let idle = tiers.cycle.position.saturating_sub(extent.last) as f64 * 4096.0 / (away / self.back).max(1.0);

@@ -4,7 +4,7 @@ use crate::account::Account;
 use crate::cycle::{Cycle, HISTORY};
 use crate::extents::{Extents, Least};
 use crate::interface::{Launch, Ledger, Range, Reader, Settings, Timed, Told, Whereabouts, Why};
-use crate::kinds::{self, COPY, Kinds, Moment, NONE, UNKNOWN, Worth};
+use crate::kinds::{self, COPY, Kinds, Moment, NONE, Worth};
 use crate::operands::Passes;
 use crate::timeline::Timeline;
 use std::fmt::Write;
@@ -21,6 +21,10 @@ const WORTH_ASKING: f32 = 5_000_000.0;
 /// The same where the program has done the same for so many cycles.
 const VAIN_LATER: u32 = 8;
 const LATER: u32 = 256;
+/// How much one launch says of which part of them is strange: about as many as this is one part of count.
+const STRANGE: f32 = 1.0 / 32.0;
+/// Launches for which uses are counted on to come as they came last, where no cycle is known.
+const AHEAD: u64 = 256;
 /// Cycles after which what is learnt is looked at only now and then.
 const LEARNT: u32 = 16;
 
@@ -45,6 +49,8 @@ pub struct Tiers {
     pub(crate) patience: u32,
     /// Which part of a cycle's launches came otherwise than in the cycle before, over the last ones.
     pub(crate) surprises: f32,
+    /// Which part of the last launches is of functions and shapes that the last cycle did not have.
+    strange: f32,
     /// Which part of a cycle's uses was expected, over the last ones.
     expected: f32,
     /// The last launch and what the account was told of it, and whether something was moved for it since.
@@ -100,6 +106,7 @@ impl Tiers {
             era: u32::MAX,
             patience: 0,
             surprises: 0.0,
+            strange: 0.0,
             expected: 0.0,
             learnt: 0,
             last: (NONE, Worth::default()),
@@ -246,15 +253,20 @@ impl Tiers {
         if worth.saved_ns.abs() > 1.0 || worth.lost_ns > 1.0 {
             must_return = self.must_return(&hot);
             self.account.saved(f64::from(worth.saved_ns));
-            self.kinds.unsure(kind, worth.lost_ns);
+            self.kinds.unsure(kind, worth.lost_ns, worth.charged_ns);
         }
         self.last = (kind, worth);
+        if let Some(shape) = self.kinds.get(kind).and_then(|kind| kind.operands) {
+            self.strange += (f32::from(u8::from(!self.timeline.has_shape(shape))) - self.strange) * STRANGE;
+        }
         let ends = self.cycle.push(kind, hot.function, last, self.settings.window);
         self.ended |= ends;
         let time_it = self.kinds.wants_timing(kind, hot.pass_ns > 0.0);
         let vain = if self.seen < LATER { VAIN } else { VAIN_LATER };
-        let is_due = hot.asked_again <= id && self.vain < vain || hot.asks_each_time;
-        let ask = hot.asks && is_due && self.poor_until <= id || must_return;
+        // What was not worth it in the cycle that is known says nothing of what the program does beside it.
+        let is_elsewhere = self.is_elsewhere();
+        let is_due = (hot.asked_again <= id || is_elsewhere) && self.vain < vain || hot.asks_each_time;
+        let ask = (hot.asks || hot.asks_elsewhere && is_elsewhere) && is_due && self.poor_until <= id || must_return;
         Launch { id, ask, time_it, tell_time: ends }
     }
 
@@ -272,9 +284,14 @@ impl Tiers {
         let (reaches_are_known, once) = (self.kinds.reaches_are_known(id), self.kinds.once());
         let Some(known) = self.kinds.get_mut(id) else { return };
         known.weigh(weights, once, &self.extents);
+        let Some(known) = self.kinds.get(id) else { return };
         let (mut pass_ns, mut may_ns, mut bytes, mut a_cycle) = (0.0, 0.0, 0, 0.0);
         // What reading them once takes.
         let mut once_ns = 0.0;
+        // The same for all of the next launches that are expected to.
+        let mut next_ns = 0.0;
+        // What may be gained where it is not known how often it is read.
+        let mut tries_ns = 0.0;
         for part in &known.uses {
             let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at);
             if let Some((extent, read)) = self.extents.get(part.slot).zip(read) {
@@ -284,12 +301,16 @@ impl Tiers {
                 once_ns += weight.min(1.0) * read.may_ns;
                 bytes += extent.range.bytes();
                 a_cycle += extent.density * extent.may_ns;
+                let promises = self.kinds.promises(id, part, &self.extents).unwrap_or(0.0);
+                tries_ns = read.may_ns.mul_add((promises - weight).max(0.0), tries_ns);
+                next_ns += weight.min(1.0) * read.may_ns * extent.uses_in(AHEAD, self.cycle.position);
             }
         }
-        let settled = known.names(bytes) || reaches_are_known;
+        let settled = self.kinds.get_mut(id).is_some_and(|known| known.names(bytes)) || reaches_are_known;
         // What must stay far is no reason to ask.
         let here = self.kinds.gain(id).0 * may_ns;
         let asks = may_ns > LEAST / 64.0 && here.max(a_cycle) > LEAST.max(once_ns);
+        let asks_elsewhere = next_ns.max(tries_ns) > LEAST.max(once_ns);
         let worth = self.worth_of(id, at);
         let unsure = self.kinds.is_unsure(id) || worth.is_unknown;
         if let Some(hot) = self.kinds.hot_mut(id) {
@@ -300,6 +321,7 @@ impl Tiers {
                 pass_ns,
                 worth,
                 asks,
+                asks_elsewhere,
                 asks_each_time,
                 settled,
                 unsure,
@@ -326,7 +348,7 @@ impl Tiers {
         let (id, before) = self.last;
         let now = self.worth_of(id, at);
         self.account.saved(f64::from(now.saved_ns) - f64::from(before.saved_ns));
-        self.kinds.unsure(id, now.lost_ns - before.lost_ns);
+        self.kinds.unsure(id, now.lost_ns - before.lost_ns, now.charged_ns - before.charged_ns);
         self.last = (id, now);
     }
 
@@ -335,6 +357,7 @@ impl Tiers {
     fn worth_of(&self, id: u32, at: &impl Whereabouts) -> Worth {
         let Some(known) = self.kinds.get(id) else { return Worth::default() };
         let (mut gained_ns, mut worth) = (0.0, Worth::default());
+        let (credit, charge) = (self.kinds.credit(id, 1.0), self.kinds.credit(id, -1.0));
         for part in &known.uses {
             let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at);
             let Some(saved_ns) = read.map(|read| read.saved_ns) else { continue };
@@ -345,10 +368,14 @@ impl Tiers {
             // Operands that were far each time are not told apart from the launch's own time: that is no reason to leave them far.
             let is_unknown = part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand));
             worth.is_unknown |= is_unknown;
-            worth.lost_ns += if is_unknown { UNKNOWN } else { part.weight() } * -saved_ns;
+            let bound = self.kinds.bound(id, part.operand);
+            let passes =
+                if is_unknown { bound } else { part.weight().min(self.kinds.bound_if_known(id, part.operand)) };
+            worth.lost_ns += passes * -saved_ns;
+            let unmeasured = self.kinds.charge_unmeasured(id, part.operand);
+            worth.charged_ns += unmeasured.unwrap_or(charge) * passes * -saved_ns;
         }
-        let (credit, charge) = (self.kinds.credit(id, 1.0), self.kinds.credit(id, -1.0));
-        Worth { saved_ns: credit * gained_ns - charge * worth.lost_ns, ..worth }
+        Worth { saved_ns: credit * gained_ns - worth.charged_ns, ..worth }
     }
 
     /// Whether a launch of this function should be timed, for whoever has to prepare that before it knows the launch. Of a launch
@@ -463,6 +490,11 @@ impl Tiers {
         self.cycle.lost() > self.learnt
     }
 
+    /// The program does something else than in the cycle that was learnt last: other functions, or as much at once as it did not do there.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.strange > 0.5 && self.timeline.is_cycle()
+    }
+
     /// Tells the extents when they were used last. A launch itself does not, since it names many of them and nobody may ask.
     pub(crate) fn catch_up(&mut self) {
         let position = self.cycle.position;
@@ -477,7 +509,7 @@ impl Tiers {
             let Some(known) = self.kinds.get(id) else { continue };
             for part in &known.uses {
                 if let Some(extent) = self.extents.get_mut(part.slot) {
-                    extent.last = extent.last.max(at);
+                    extent.is_used_at(at);
                     if part.is_named {
                         extent.is_named_at(at);
                         extent.last_cycle = self.cycles;
@@ -523,7 +555,8 @@ impl Tiers {
         }
         let offset = self.timeline.offset(self.cycle.repeats());
         format!(
-            "{told} free {:.1} ms, reserve {:.1} ms, gain {:?}, offset {offset:?}, outdated {}, length {:?}, surprises {:.2}, vain {}",
+            "{told} strange {:.2} free {:.1} ms, reserve {:.1} ms, gain {:?}, offset {offset:?}, outdated {}, length {:?}, surprises {:.2}, vain {}",
+            self.strange,
             self.account.free() / 1e6,
             self.account.reserve / 1e6,
             self.kinds.gain(id),

@@ -30,6 +30,8 @@ pub struct Timeline {
     pub visits: Vec<f32>,
     /// Whether launches use it of which nothing was measured.
     pub unsure: Vec<bool>,
+    /// Whether launches of such a function and shape are in it, by their number among [`Kinds`].
+    shapes: Vec<bool>,
     /// Bytes that its launches name.
     pub bytes: u64,
     /// The most launches between two uses of the same slot.
@@ -58,6 +60,8 @@ impl Timeline {
         self.visits.resize(slots, 0.0);
         self.unsure.clear();
         self.unsure.resize(slots, false);
+        self.shapes.clear();
+        self.shapes.resize(kinds.shapes(), false);
         let lives = |slot: u32, generation| extents.get(slot).is_some_and(|extent| extent.generation == generation);
         let mut count = 0;
         self.bytes = 0;
@@ -66,6 +70,9 @@ impl Timeline {
             let worth = worth(kinds, id);
             let is_unsure = kinds.known(id).1 == Basis::Nothing;
             self.bytes += kind.bytes;
+            if let Some(has) = kind.operands.and_then(|shape| self.shapes.get_mut(shape as usize)) {
+                *has = true;
+            }
             for part in kind.uses.iter().filter(|part| lives(part.slot, part.generation)) {
                 self.passes[part.slot as usize] += worth * part.part;
                 self.unsure[part.slot as usize] |= is_unsure;
@@ -124,6 +131,17 @@ impl Timeline {
             return &[];
         };
         self.entries.get(begin as usize..end as usize).unwrap_or_default()
+    }
+
+    /// Whether it is a cycle that comes again.
+    pub fn is_cycle(&self) -> bool {
+        self.repeats && self.length > 0
+    }
+
+    /// Whether launches of this function and shape are in the cycle.
+    #[inline]
+    pub fn has_shape(&self, shape: u32) -> bool {
+        self.shapes.get(shape as usize) == Some(&true)
     }
 
     /// Whether nothing of the cycle uses it.

@@ -3,7 +3,7 @@
 //! Nothing moves before one of them, since to move what is read once takes longer than to read it. It counts, so that what many of
 //! them use comes near where the program waits ([`super::idle`]).
 
-use super::{beside, current_home, launch};
+use super::{beside, current_home, launch, record};
 use crate::process;
 use crate::watch::capture;
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
@@ -33,6 +33,9 @@ fn tell<const N: usize>(api: Api, used: &[(u64, usize); N]) -> Option<()> {
     }
     let ranges = ranges.get(..count).filter(|ranges| !ranges.is_empty())?;
     let copy = home.tiers.lock().copied(ranges, home);
+    if record::is_on() {
+        process::contained(api, || record::copy(ranges));
+    }
     #[cfg(test)]
     launch::plant::panic();
     if copy.tell_time {

@@ -2,7 +2,7 @@
 //! `GPUPOOL_MOVE_SHARE` of the time. Nothing is waited for here: where other work is running, the gate stays open and there is a next
 //! wait.
 
-use super::{Home, current_home, launch, now, share, stress, swap, timing};
+use super::{Home, current_home, launch, now, record, share, stress, swap, timing};
 use crate::process;
 use crate::watch::capture;
 use gpupool_interpose::Api;
@@ -58,6 +58,7 @@ pub fn point(api: Api) {
     let Some(home) = current_home().filter(|_| !capture::under_way()) else { return };
     process::contained(api, || {
         let now = now();
+        record::waited();
         if home.tiers.lock().waited(now, home) {
             launch::cycle_ended(home);
         }

@@ -2,7 +2,7 @@
 //!
 //! Not seen: pointers that a kernel finds in memory. Launches during a capture are left out, since nothing runs then.
 
-use super::{Home, beside, current_home, graphs, now, stress, swap, timing};
+use super::{Home, beside, current_home, graphs, now, record, stress, swap, timing};
 use crate::process;
 use crate::watch::arguments::{self, Arguments};
 use crate::watch::capture;
@@ -143,6 +143,9 @@ fn told(
     words: &[u64],
 ) -> Option<timing::Running> {
     let launch = home.tiers.lock().launched(function, shape, words, home);
+    if record::is_on() {
+        process::contained(api, || record::launch(launch.id, function, shape, words));
+    }
     #[cfg(test)]
     plant::panic();
     let asks = launch.ask || launch.time_it || launch.tell_time || stress::is_on();

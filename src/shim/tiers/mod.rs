@@ -23,6 +23,7 @@ pub mod launch;
 pub mod obstacles;
 mod placed;
 mod progress;
+mod record;
 mod repack;
 mod stress;
 pub mod swap;
@@ -164,7 +165,10 @@ fn made(allocation: &Allocation) {
     }
     let Allocation { block, on_peers, on_host, .. } = allocation;
     match home(block.home) {
-        Some(home) => home.tiers.lock().block_began(block.address, block.bytes),
+        Some(home) => {
+            record::began(block.home, block.address, block.bytes);
+            home.tiers.lock().block_began(block.address, block.bytes);
+        }
         None if IS_BROKEN.load(Ordering::Relaxed) => {}
         None if on_peers + on_host > 0 || process::settings().moving == Move::Stress => begin(block.home),
         None => {}
@@ -179,6 +183,7 @@ fn ended(block: &Block) {
     }
     placed::ended(block);
     if let Some(home) = home(block.home) {
+        record::ended(block.address);
         home.tiers.lock().block_ended(block.address);
     }
 }
@@ -195,10 +200,12 @@ fn begin(gpu: u32) {
     let home = entry.get_or_init(|| Box::new(Home::new(gpu, opened, driver)));
     let mut tiers = home.tiers.lock();
     // Others are told of meanwhile, and wait for the lock; a block that is told of twice is the same block.
-    for block in opened.pool.blocks(gpu) {
+    let blocks = opened.pool.blocks(gpu);
+    for block in &blocks {
         tiers.block_began(block.address, block.bytes);
     }
     drop(tiers);
+    blocks.iter().for_each(|block| record::began(gpu, block.address, block.bytes));
     arguments::begin(Reader::Tiers);
 }
 
