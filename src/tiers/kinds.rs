@@ -649,10 +649,10 @@ impl Kinds {
         let Some(function) = self.functions.get_mut(kind.function as usize) else { return (false, 0.0) };
         if !hot.settled {
             let index = kind.operands;
-            if let Some(operands) = index.and_then(|index| self.operands.get_mut(index as usize)) {
-                operands.bind(passes, ns);
+            let operands = index.and_then(|index| self.operands.get_mut(index as usize));
+            if operands.is_some_and(|operands| operands.bind(passes, ns)) {
+                function.version = function.version.wrapping_add(1);
             }
-            function.version = function.version.wrapping_add(1);
             return (false, self.charged_too_much(id, (1.0 + operands::TOLD) * self.most_read(id), false));
         }
         let mut weighs_otherwise = false;

@@ -217,10 +217,14 @@ impl Operands {
     }
 
     /// So long a launch took, while one pass over what is far of each takes so long: it cannot have read any of them more often than that.
-    pub fn bind(&mut self, far: &Passes, ns: f32) {
+    /// Answers whether that is less than was known.
+    pub fn bind(&mut self, far: &Passes, ns: f32) -> bool {
+        let mut is_news = false;
         for (bound, far) in self.bound.iter_mut().zip(far).filter(|(_, far)| **far > 0.0) {
+            is_news |= ns / far < *bound * (1.0 - TOLD);
             *bound = bound.min(ns / far);
         }
+        is_news
     }
 
     /// Whether times like this one contradict what was told, one after the other or one of three; a single one may have waited for

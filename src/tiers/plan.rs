@@ -86,7 +86,10 @@ impl Tiers {
             if back.is_some() {
                 return back;
             }
-            self.back_again = self.cycle.position + 64;
+            // A launch before which everything was to come back may itself stand in the way, and says nothing of what others lose.
+            let loses = self.kinds.hot(id).is_some_and(|hot| self.loses_too_much(hot));
+            let again = if loses { &mut self.back_again } else { &mut self.all_back_again };
+            *again = self.cycle.position + 64;
         }
         // With so little to spend nothing that is worth a launch's wait comes.
         if !self.account.can_move(&self.settings.links) {

@@ -5,7 +5,7 @@ use crate::cycle::{Cycle, HISTORY};
 use crate::extents::{Extents, Least};
 use crate::interface::{Launch, Ledger, Range, Reader, Settings, Timed, Told, Whereabouts, Why};
 use crate::kinds::{self, COPY, Kinds, Moment, NONE, Worth};
-use crate::operands::Passes;
+use crate::operands::{self, Passes};
 use crate::timeline::Timeline;
 use std::fmt::Write;
 
@@ -25,6 +25,8 @@ const LATER: u32 = 256;
 const STRANGE: f32 = 1.0 / 32.0;
 /// Launches for which uses are counted on to come as they came last, where no cycle is known.
 const AHEAD: u64 = 256;
+/// What is charged for what a launch's time leaves room for: that is measured to within so much.
+const CERTAIN: f32 = 1.0 + operands::TOLD;
 /// Cycles after which what is learnt is looked at only now and then.
 const LEARNT: u32 = 16;
 
@@ -64,6 +66,8 @@ pub struct Tiers {
     pub(crate) noted: u64,
     /// The position before which nothing is asked to come back, after that could not be had.
     pub(crate) back_again: u64,
+    /// The same where everything was to come back.
+    pub(crate) all_back_again: u64,
     /// The same for any swap, while nothing can be paid.
     pub(crate) poor_until: u64,
     pub(crate) poor_for: u64,
@@ -115,6 +119,7 @@ impl Tiers {
             previous: None,
             noted: 0,
             back_again: 0,
+            all_back_again: 0,
             poor_until: 0,
             poor_for: 0,
             vain: 0,
@@ -273,8 +278,13 @@ impl Tiers {
     /// A launch that reads from afar what would be near, and may lose more by it than there is to lose. Bringing that back is paid
     /// for already.
     pub(crate) fn must_return(&self, hot: &kinds::Hot) -> bool {
-        let loses = hot.worth.saved_ns < -1.0 && f64::from(-hot.worth.saved_ns) > self.account.free();
-        (loses || self.account.is_wrong()) && self.cycle.position >= self.back_again
+        self.loses_too_much(hot) && self.cycle.position >= self.back_again
+            || self.account.is_wrong() && self.cycle.position >= self.all_back_again
+    }
+
+    /// Whether a launch may lose more by what is farther than at first than there is to lose.
+    pub(crate) fn loses_too_much(&self, hot: &kinds::Hot) -> bool {
+        hot.worth.saved_ns < -1.0 && f64::from(-hot.worth.saved_ns) > self.account.free()
     }
 
     /// Works out what a launch's operands cost as they lie now.
@@ -368,12 +378,12 @@ impl Tiers {
             // Operands that were far each time are not told apart from the launch's own time: that is no reason to leave them far.
             let is_unknown = part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand));
             worth.is_unknown |= is_unknown;
-            let bound = self.kinds.bound(id, part.operand);
-            let passes =
-                if is_unknown { bound } else { part.weight().min(self.kinds.bound_if_known(id, part.operand)) };
+            let passes = if is_unknown { self.kinds.bound(id, part.operand) } else { part.weight() };
             worth.lost_ns += passes * -saved_ns;
             let unmeasured = self.kinds.charge_unmeasured(id, part.operand);
-            worth.charged_ns += unmeasured.unwrap_or(charge) * passes * -saved_ns;
+            // No more than the launch can have read in its time, where that is known of launches of its shape.
+            let measured = || (charge * passes).min(CERTAIN * self.kinds.bound_if_known(id, part.operand));
+            worth.charged_ns += unmeasured.map_or_else(measured, |charge| charge * passes) * -saved_ns;
         }
         Worth { saved_ns: credit * gained_ns - worth.charged_ns, ..worth }
     }

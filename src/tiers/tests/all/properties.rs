@@ -371,3 +371,16 @@ fn no_more_is_credited_than_a_launch_took() {
     ];
     suffer(&acts, 7).check().unwrap();
 }
+
+/// Everything was to come back and found no room but in place of what the launch itself read; then nothing was asked back for 64 launches, of which each lost.
+#[test]
+fn a_launch_that_stands_in_the_way_of_what_comes_back_keeps_no_other_from_it() {
+    let acts = [
+        (Spite::Far, 3, 13, 2.5),
+        (Spite::Far, 1, 4, 8.0),
+        (Spite::Anything(15361849289952417092), 24, 2, 1.0),
+        (Spite::Anything(5121534191438601260), 13, 1, 1.0),
+        (Spite::Gone, 6, 1, 2.5),
+    ];
+    suffer(&acts, 3).check().unwrap();
+}
