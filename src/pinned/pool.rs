@@ -3,6 +3,7 @@
 use crate::state::{Attempt, Leaving, State, Step};
 use crate::{Allocation, Backend, Block, Config, Fault, Free, FreeError, PinnedUsage, Refusal, Request, policy};
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ use std::time::Duration;
 ///
 /// `now` is the time since any fixed moment, the same for all calls; it may stand still but not run back.
 pub struct Pool<B: Backend> {
+    /// No other pool of the process has or had it.
+    number: u64,
     backend: B,
     config: Config,
     /// All segments that ever were lie between these two.
@@ -25,6 +28,7 @@ impl<B: Backend> Pool<B> {
     pub fn new(config: Config, backend: B) -> Self {
         let state = State::new(config);
         Self {
+            number: a_block_ends(),
             backend,
             config,
             lowest: AtomicU64::new(u64::MAX),
@@ -125,6 +129,7 @@ impl<B: Backend> Pool<B> {
                 }
             }
         }
+        a_block_ends();
         if state.end(run, &block, quiet, now) {
             let due = nanoseconds(now.saturating_add(self.config.idle));
             if due < self.due.load(Ordering::Relaxed) {
@@ -143,12 +148,27 @@ impl<B: Backend> Pool<B> {
         self.state.lock().block_around(address).map(|(_, block)| block)
     }
 
-    /// The same, and `Some(None)` for an address that lies in a segment and in no live block. One look and one lock.
+    /// The same, and `Some(None)` for an address that lies in a segment and in no live block. One look and one lock, or none where this thread
+    /// asks about a block again: frameworks ask of every pointer several times what it is.
     pub fn find(&self, address: u64) -> Option<Option<Block>> {
         if !self.may_contain(address) {
             return None;
         }
-        self.state.lock().found(address)
+        if let Some((pool, ended, block)) = FOUND.get()
+            && pool == self.number
+            && address.wrapping_sub(block.address) < block.bytes
+            && ended == ENDED.load(Ordering::Acquire)
+        {
+            return Some(Some(block));
+        }
+        let state = self.state.lock();
+        // Before the look, and under the lock: a block that ends later makes it another number.
+        let ended = ENDED.load(Ordering::Acquire);
+        let found = state.found(address)?;
+        if let Some(block) = found {
+            FOUND.set(Some((self.number, ended, block)));
+        }
+        Some(found)
     }
 
     /// Whether `address` lies in a segment, in a block or not. Two comparisons and no lock for most addresses elsewhere.
@@ -198,13 +218,17 @@ impl<B: Backend> Pool<B> {
     pub fn given_anew(&self, address: u64, bytes: u64) {
         let highest = self.highest.load(Ordering::Relaxed);
         if address < highest && address.saturating_add(bytes) > self.lowest.load(Ordering::Relaxed) {
-            self.state.lock().given_anew(address, bytes);
+            let mut state = self.state.lock();
+            a_block_ends();
+            state.given_anew(address, bytes);
         }
     }
 
     /// Forgets what was pinned in `context`, which ended and took its memory along; returns the blocks that lived there.
     pub fn context_gone(&self, context: u64) -> Vec<Block> {
-        self.state.lock().context_gone(context)
+        let mut state = self.state.lock();
+        a_block_ends();
+        state.context_gone(context)
     }
 
     /// The pool in numbers, exact at the moment of the call.
@@ -244,6 +268,19 @@ impl<B: Backend> Pool<B> {
         self.state.lock().waited_for(context, begun);
         Ok(())
     }
+}
+
+/// Another number whenever a block of any pool ends, under the lock of that pool: what was found before says nothing any more then.
+static ENDED: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The block that this thread found last, in which pool, and [`ENDED`] then. `const` and without a destructor: legal at any time.
+    static FOUND: Cell<Option<(u64, u64, Block)>> = const { Cell::new(None) };
+}
+
+/// The number that was.
+fn a_block_ends() -> u64 {
+    ENDED.fetch_add(1, Ordering::Release)
 }
 
 fn nanoseconds(time: Duration) -> u64 {

@@ -104,6 +104,11 @@ impl Accounts {
         self.specs.iter().position(|spec| spec.place == place)
     }
 
+    /// The index of a place that has an account.
+    pub(crate) fn id(&self, place: Place) -> Option<PlaceId> {
+        Some(PlaceId::from_number(u32::try_from(self.index(place)?).ok()?))
+    }
+
     fn terms(&self, place: Place) -> Option<&Terms> {
         self.index(place).map(|index| &self.terms[index])
     }
@@ -115,8 +120,13 @@ impl Accounts {
 
     /// The most that all claims on a place may add up to; 0 where it has no account, and while it is closed.
     pub fn limit(&self, place: Place) -> u64 {
-        let open = self.terms(place).filter(|terms| !terms.closed.load(Ordering::Relaxed));
-        open.map_or(0, |terms| terms.limit.load(Ordering::Relaxed))
+        self.id(place).map_or(0, |id| self.limit_at(id))
+    }
+
+    /// [`Accounts::limit`] of the place with this index.
+    pub(crate) fn limit_at(&self, id: PlaceId) -> u64 {
+        let terms = &self.terms[id.index()];
+        if terms.closed.load(Ordering::Relaxed) { 0 } else { terms.limit.load(Ordering::Relaxed) }
     }
 
     /// Changes that. What lies there beyond it stays; a pool is to be told ([`crate::Pool::heed_accounts`]).

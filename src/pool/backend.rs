@@ -54,6 +54,12 @@ pub trait Backend: Send + Sync {
         let _ = owner;
         self.quiesce(&[gpu]).map(|()| true)
     }
+    /// Whether [`Backend::quiesce_owner`] would return at once, without a question to anybody, since it is known that nothing was submitted in
+    /// the context of this owner since that was last waited for. Asked at every lazy free, so it takes two loads; `false` where nobody keeps that.
+    fn is_at_rest(&self, owner: u64) -> bool {
+        let _ = owner;
+        false
+    }
     /// Whether all work that was submitted to this GPU before the call is over, asked without waiting for it. `false` where
     /// nobody can tell, or not now.
     fn has_finished(&self, gpu: u32) -> bool;

@@ -1,6 +1,7 @@
 //! What the pool holds at each place, and is about to hold: how its claim there ([`crate::Claim::Pool`]) comes about.
 
 use crate::account::Accounts;
+use crate::place::PlaceId;
 use crate::{Claim, FRAME, Place, PlaceUsage, SoftRefusal};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -32,6 +33,8 @@ struct Ceiling {
 #[derive(Debug)]
 pub(crate) struct Budget {
     pub place: Place,
+    /// Its index among the accounts, which each pair of large blocks asks.
+    id: Option<PlaceId>,
     /// What the pool's memory is charged to as it is made. Here is also what was planned and does not exist yet.
     accounts: Arc<Accounts>,
     /// The place cannot give memory, now or ever.
@@ -71,6 +74,7 @@ impl Budget {
     pub fn new(place: Place, accounts: &Arc<Accounts>) -> Self {
         Self {
             place,
+            id: accounts.id(place),
             accounts: Arc::clone(accounts),
             closed: false,
             held: 0,
@@ -147,7 +151,7 @@ impl Budget {
 
     /// The most the place may hold, or what it holds once it proved unable to give memory.
     pub fn limit(&self) -> u64 {
-        if self.closed { self.held } else { self.accounts.limit(self.place) }
+        if self.closed { self.held } else { self.id.map_or(0, |id| self.accounts.limit_at(id)) }
     }
 
     /// Whether blocks of other homes may stand here.

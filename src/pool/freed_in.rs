@@ -10,9 +10,14 @@ use std::collections::BTreeMap;
 pub(crate) struct FreedIn {
     /// From each frame on up to the next one in here, the period; 0 before the first.
     periods: BTreeMap<u32, u32>,
-    /// Frames around those that were noted last, all of the same period: a program frees within them over and over.
-    last: (u32, u32, u32),
+    /// Frames around those that were noted last, `(start, end, period)`, all of one period each: a program frees within them over and over.
+    /// A few, since what a pool holds lies in several ranges.
+    last: [(u32, u32, u32); LAST],
+    /// Which of them is replaced next.
+    turn: usize,
 }
+
+const LAST: usize = 4;
 
 impl FreedIn {
     /// The period that holds for `frame`.
@@ -22,8 +27,21 @@ impl FreedIn {
 
     /// Memory in `start..end` is freed in this period.
     pub fn note(&mut self, start: u32, end: u32, period: u32) {
-        if self.last.0 <= start && end <= self.last.1 && self.last.2 == period {
+        if self.last.iter().any(|last| last.0 <= start && end <= last.1 && last.2 == period) {
             return;
+        }
+        let (first, latest) =
+            self.periods.range(..=start).next_back().map_or((0, 0), |(first, period)| (*first, *period));
+        if latest == period {
+            let next = self.periods.range(start + 1..).next().map_or(u32::MAX, |(next, _)| *next);
+            if end <= next {
+                return self.remember(first, next, period);
+            }
+        }
+        for last in &mut self.last {
+            if last.0 < end && start < last.1 && last.2 != period {
+                *last = (0, 0, 0);
+            }
         }
         let before = start.checked_sub(1).map_or(0, |frame| self.at(frame));
         let until = self.at(end);
@@ -38,7 +56,12 @@ impl FreedIn {
         }
         let first = self.periods.range(..=start).next_back().map_or(0, |(first, _)| *first);
         let next = self.periods.range(end..).next().map_or(u32::MAX, |(next, _)| *next);
-        self.last = (first, next, period);
+        self.remember(first, next, period);
+    }
+
+    fn remember(&mut self, first: u32, next: u32, period: u32) {
+        self.last[self.turn] = (first, next, period);
+        self.turn = (self.turn + 1) % LAST;
     }
 
     /// The latest period in which any frame of `start..end` was freed.
@@ -54,11 +77,10 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn it_answers_as_a_list_of_frames_does(frees in proptest::collection::vec((0..90u32, 1..40u32, 0..3u32), 1..60)) {
+        fn it_answers_as_a_list_of_frames_does(frees in proptest::collection::vec((0..90u32, 1..40u32, 0..5u32), 1..60)) {
             let (mut freed_in, mut list) = (FreedIn::default(), vec![0; 130]);
-            let mut period = 0;
-            for (start, frames, passed) in frees {
-                period += passed;
+            // Not in order: memory that was gathered keeps the period in which it was freed.
+            for (start, frames, period) in frees {
                 let end = start + frames;
                 freed_in.note(start, end, period);
                 list[start as usize..end as usize].fill(period);

@@ -174,16 +174,7 @@ impl Front {
         frames <= KEPT_BLOCK && self.is_open(place)
     }
 
-    /// A number that no other block has or had; those of one thread rise.
-    pub fn next_id(&self) -> u64 {
-        self.take_id(&mut self.own_shard().magazine.lock())
-    }
-
-    fn take_id(&self, magazine: &mut Magazine) -> u64 {
-        self.draw_id(&mut magazine.ids)
-    }
-
-    /// The next of some numbers, `(next, end)`, which are taken anew where there are none left.
+    /// A number that no other block has or had, of some, `(next, end)`, which are taken anew where there are none left.
     pub fn draw_id(&self, ids: &mut (u64, u64)) -> u64 {
         if ids.0 == ids.1 {
             let first = self.next_ids.fetch_add(IDS, Ordering::Relaxed);
@@ -203,7 +194,7 @@ impl Front {
         let (index, sizes) = (self.own(), self.sizes.at(place));
         let mut magazine = self.shards[index].magazine.lock();
         let mut popped = self.pop_from(index, &mut magazine, (place, frames, bytes), sizes)?;
-        popped.id = self.take_id(&mut magazine);
+        popped.id = self.draw_id(&mut magazine.ids);
         Ok(popped)
     }
 
@@ -248,7 +239,7 @@ impl Front {
             let Some(mut magazine) = shard.magazine.try_lock() else { continue };
             if let Ok(mut popped) = self.pop_from(index, &mut magazine, (place, frames, bytes), 0) {
                 drop(magazine);
-                popped.id = self.next_id();
+                popped.id = self.draw_id(&mut self.own_shard().magazine.lock().ids);
                 return Some(popped);
             }
         }
@@ -263,7 +254,7 @@ impl Front {
     /// Keeps the memory of a freed block, of which the program had asked for `bytes`, and which this GPU may be at work on
     /// still, if any: where it lies at one place, and no other GPU than that is.
     pub fn push(&self, start: u32, frames: u32, bytes: u64, busy: Option<PlaceId>) -> Push {
-        if frames > KEPT_BLOCK || !self.keeps {
+        if !self.keeps {
             return Push::Refused;
         }
         let shard = self.own_shard();

@@ -48,7 +48,7 @@ impl<'a> Attempt<'a> {
             looked_home: false,
             forgot_ceilings: false,
             // The request that comes after one away from home returns everything if it has to.
-            trimmed: !route.has_home(),
+            trimmed: !route.has_home,
             last_move: None,
         }
     }
@@ -126,7 +126,7 @@ impl<H: Copy> State<H> {
         self.runs.settle();
         let waits_for = if attempt.only_quiesced { None } else { Some(route.home) };
         let frames = u32::try_from(bytes / FRAME).unwrap_or(u32::MAX);
-        let is_local = self.policy == Policy::LocalFirst && route.has_home();
+        let is_local = self.policy == Policy::LocalFirst && route.has_home;
         if is_local
             && self.keeps_apart(frames)
             && let Some(step) = self.serve_apart(attempt, frames, waits_for)
@@ -223,7 +223,7 @@ impl<H: Copy> State<H> {
                 // A place too full to grow may still have the row of free frames that is wanted.
                 for &place in route.order[..asked].iter().filter(|_| !is_leaving) {
                     if self.is_open_to(place, route)
-                        && self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for)).is_some()
+                        && self.runs.has_fit(place, frames, waits_for)
                         && let Some(step) = self.serve_warm(&[(place, bytes)], attempt, frames, waits_for)
                     {
                         return step;
@@ -296,7 +296,7 @@ impl<H: Copy> State<H> {
     /// Where others than this pool have so much of the home GPU that the request goes elsewhere (`pieces`), or nowhere: how much.
     fn lacks_instead<E>(&self, attempt: &Attempt, pieces: Option<&[(PlaceId, u64)]>) -> Option<Refusal<E>> {
         let Attempt { request, route, bytes, only_quiesced, .. } = *attempt;
-        if !request.can_ask || !route.has_home() || self.policy != Policy::LocalFirst {
+        if !request.can_ask || !route.has_home || self.policy != Policy::LocalFirst {
             return None;
         }
         let home = route.home;

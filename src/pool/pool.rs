@@ -7,7 +7,7 @@ use crate::front::{Front, Popped, Push};
 use crate::magazine::Miss;
 use crate::next_step::{Attempt, Growth, Step};
 use crate::place::PlaceId;
-use crate::registry::{Record, Registry};
+use crate::registry::{KEPT_BLOCK, Record, Registry};
 use crate::runs::{Kind, Run};
 use crate::slabs::Slabs;
 use crate::state::{Route, State, Taken, bytes_of};
@@ -123,7 +123,7 @@ impl<B: Backend> Pool<B> {
         let bytes = attempt.bytes;
         let mut plans_left = PLANS_PER_PLACE * self.accounts.specs().len();
         // What the front keeps lies at home.
-        let kept = if route.has_home() { self.serve_kept(&mut attempt)? } else { None };
+        let kept = if route.has_home { self.serve_kept(&mut attempt)? } else { None };
         let mut next = match kept {
             Some(served) => served,
             None => self.next_step(&mut attempt),
@@ -282,10 +282,14 @@ impl<B: Backend> Pool<B> {
             attempt.only_quiesced = true;
             return Ok(None);
         }
-        let record = Record::new(request, route.home, frames, id).for_slab(attempt.slab);
+        Ok(Some(Served::Block(self.begin(start, frames, id, attempt))))
+    }
+
+    /// Frames at home, which are the caller's alone and served before, are a block from here on.
+    fn begin(&self, start: u32, frames: u32, id: u64, attempt: &Attempt) -> Allocation {
+        let record = Record::new(attempt.request, attempt.route.home, frames, id).for_slab(attempt.slab);
         self.registry.enter(start, record);
-        let block = record.block(self.address(start));
-        Ok(Some(Served::Block(Allocation { block, reused: true, on_peers: 0, on_host: 0 })))
+        Allocation { block: record.block(self.address(start)), reused: true, on_peers: 0, on_host: 0 }
     }
 
     /// Serves the request with the best fit among the free runs, and leaves what shards keep there: a large block takes no memory from
@@ -297,6 +301,14 @@ impl<B: Backend> Pool<B> {
         }
         let mut state = self.lock();
         let taken = state.take_below_peaks(route.home, frames, request.bytes)?;
+        if !taken.busy {
+            // The front is open and nothing is near a peak, so the state has nothing more to say. The record is on a line of its own, which may
+            // have to be fetched: others need not wait for that.
+            state.award_at_home(route.home, request.bytes);
+            let id = self.front.draw_id(&mut state.ids);
+            drop(state);
+            return Some(Served::Block(self.begin(taken.start, frames, id, attempt)));
+        }
         Some(match state.hand_out(taken) {
             Step::Done(taken) => Served::Block(self.award(&mut state, &taken, attempt, true, 0)),
             step => Served::NotYet(step),
@@ -316,7 +328,8 @@ impl<B: Backend> Pool<B> {
         if !state.is_award_below_peaks(taken, request.bytes) {
             self.front.drain(state);
         }
-        let record = Record::new(request, route.home, taken.frames, self.front.next_id()).for_slab(attempt.slab);
+        let id = self.front.draw_id(&mut state.ids);
+        let record = Record::new(request, route.home, taken.frames, id).for_slab(attempt.slab);
         let block = record.block(self.address(taken.start));
         let (on_peers, on_host) = state.award(taken, request, route, reused, headroom);
         self.open_front_unless_watched(state, route);
@@ -358,7 +371,10 @@ impl<B: Backend> Pool<B> {
         }
         let frame = self.start_at(address).ok_or(FreeError::NotABlock)?;
         let (record, quiet) = match when {
-            Free::Lazy => (self.registry.claim(frame).ok_or(FreeError::NotABlock)?, false),
+            Free::Lazy => {
+                let record = self.registry.claim(frame).ok_or(FreeError::NotABlock)?;
+                (record, self.backend.is_at_rest(record.owner))
+            }
             Free::Strict => self.wait_and_end(frame, |record| self.quiesce_owner(record))?,
         };
         self.retire(frame, &record, (!quiet).then_some(record.gpu));
@@ -416,13 +432,15 @@ impl<B: Backend> Pool<B> {
         if record.is_out() {
             return self.hold_back(start, record, busy);
         }
-        let mut push = self.front.push(start, frames, bytes, busy);
-        if push == Push::Full {
-            self.front.make_room(&mut self.lock());
-            push = self.front.push(start, frames, bytes, busy);
-        }
-        if push == Push::Kept {
-            return;
+        if frames <= KEPT_BLOCK {
+            let mut push = self.front.push(start, frames, bytes, busy);
+            if push == Push::Full {
+                self.front.make_room(&mut self.lock());
+                push = self.front.push(start, frames, bytes, busy);
+            }
+            if push == Push::Kept {
+                return;
+            }
         }
         self.lock().retire_block(start, record, busy);
     }

@@ -15,10 +15,9 @@ const APART: u32 = ((32 << 20) / FRAME) as u32;
 const LOOKS: usize = 64;
 
 impl<H: Copy> State<H> {
-    /// Whether memory freed like that is of use to somebody who can wait for this GPU, or for none. Nobody waits for a GPU
-    /// that others work on: it may be busy with a kernel that waits for this very thread.
+    /// Whether memory freed like that is of use to somebody who can wait for this GPU, or for none.
     pub fn is_usable(&self, freed: Freed, waits_for: Option<PlaceId>) -> bool {
-        freed.gpu == waits_for || freed.is_quiet(&self.clock)
+        freed.is_usable(&self.clock, waits_for)
     }
 
     /// Whether blocks of this route may stand at a place: it is home, or it lends.
@@ -61,15 +60,19 @@ impl<H: Copy> State<H> {
         if !self.may_reuse(place, bytes_of(frames)) {
             return None;
         }
-        let start = self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for))?;
-        self.take_at(start, frames, place)
+        let (start, freed) = self.runs.take_fit(place, frames, waits_for)?;
+        Some(self.taken(start, frames, place, freed))
     }
 
     fn take_at(&mut self, start: u32, frames: u32, place: PlaceId) -> Option<Taken> {
         let freed = self.runs.take(start, start + frames)?;
+        Some(self.taken(start, frames, place, freed))
+    }
+
+    fn taken(&mut self, start: u32, frames: u32, place: PlaceId, freed: Freed) -> Taken {
         self.budget(place).take(bytes_of(frames));
         let from = From::One((start + frames, freed));
-        Some(Taken { start, frames, busy: !freed.is_quiet(&self.clock), has_other: false, from })
+        Taken { start, frames, busy: !freed.is_quiet(&self.clock), has_other: false, from }
     }
 
     /// Whether a fit at `place` is at hand that nobody is at work on.

@@ -11,7 +11,7 @@
 //! ([`Runs::settle`]).
 
 use crate::clock::Clock;
-use crate::ordered::Ordered;
+use crate::ordered::{Ordered, Position};
 use crate::place::PlaceId;
 use crate::place_map::PlaceMap;
 use crate::starts::Starts;
@@ -37,6 +37,12 @@ impl Freed {
     /// This free with no GPU in it if that GPU is known to be done.
     fn settled(self, clock: &Clock) -> Self {
         if self.is_quiet(clock) { Self { gpu: None, ..self } } else { self }
+    }
+
+    /// Whether the memory is of use to somebody who can wait for this GPU, or for none. Nobody waits for a GPU that others work on: it may
+    /// be busy with a kernel that waits for this very thread.
+    pub fn is_usable(&self, clock: &Clock, waits_for: Option<PlaceId>) -> bool {
+        self.gpu == waits_for || self.is_quiet(clock)
     }
 
     /// Whether nobody but the GPU that `place` is may be at work on the memory.
@@ -177,12 +183,43 @@ impl Runs {
         self.free_from(place, 0)
     }
 
-    /// The best fit at `place` for `frames`: the smallest free run that is big enough, the lowest of equals, among those
-    /// that are `usable`.
-    pub fn best_fit(&self, place: PlaceId, frames: u32, usable: impl Fn(Freed) -> bool) -> Option<u32> {
-        self.free_from(place, frames)
-            .find(|run| matches!(run.kind, Kind::Free(freed) if usable(freed)))
-            .map(|run| run.start)
+    /// Whether there is a free run at `place` of at least so many frames that is of use to who can wait for this GPU.
+    pub fn has_fit(&self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> bool {
+        self.best_fit(place, frames, waits_for).is_some()
+    }
+
+    /// The best fit at `place` for `frames`: the smallest free run that is big enough, the lowest of equals, among those that are of use to
+    /// who can wait for this GPU. Its entry, and where that is.
+    fn best_fit(&self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<(Position, u64)> {
+        let is_usable = |run: &Run| matches!(run.kind, Kind::Free(freed) if freed.is_usable(&self.clock, waits_for));
+        let is_wanted = |entry: u64| self.starting_at(entry as u32).is_some_and(is_usable);
+        self.free[place.index()].find(key(frames, 0), is_wanted)
+    }
+
+    /// Takes the first frames of the best fit out of the free memory; its first frame, and how it was freed. As [`Runs::take`] does, with
+    /// one look for each thing: a pair of large blocks is mostly this and [`Runs::release`].
+    pub fn take_fit(&mut self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<(u32, Freed)> {
+        let (position, entry) = self.best_fit(place, frames, waits_for)?;
+        let start = entry as u32;
+        let slot = self.tags[start as usize];
+        let run = self.slots[slot as usize];
+        let Kind::Free(freed) = run.kind else { return None };
+        let rest = Run { start: start + frames, frames: run.frames - frames, ..run };
+        if rest.frames == 0 {
+            self.unlink(&run);
+            self.slots[slot as usize].kind = Kind::Out;
+            return Some((start, freed));
+        }
+        self.free[place.index()].replace_at(position, entry, key(rest.frames, rest.start));
+        self.recount(place, Some(&run), Some(&rest));
+        if !self.seams.is_empty() {
+            self.seams.remove(&start);
+        }
+        self.put(slot, rest);
+        self.starts.insert(rest.start);
+        let taken = self.new_slot();
+        self.put(taken, Run { start, frames, kind: Kind::Out });
+        Some((start, freed))
     }
 
     /// The smallest of a few free runs at `place` that has so many frames and nobody is at work on.
@@ -281,35 +318,55 @@ impl Runs {
             debug_assert!(false, "frame {start} of a run is mapped nowhere");
             return;
         };
+        self.release_at(place, start, freed);
+    }
+
+    /// The same where the caller has asked for the place.
+    pub fn release_at(&mut self, place: PlaceId, start: u32, freed: Freed) {
         let slot = self.tags[start as usize];
         let mut run = self.slots[slot as usize];
         debug_assert!(run.start == start && !run.is_free());
         let mut freed = freed;
+        // The neighbour that became part of it last, which is filed until what came of it is filed in its stead.
+        let mut filed = None;
         // More than one: a neighbour that was apart from its own until now no longer is.
-        while let Some(left) = self.ending_at(run.start).copied()
-            && let Some(both) = self.joined(freed, &left, place)
-        {
-            self.unlink(&left);
+        let is_left_free = loop {
+            let Some(left) = self.ending_at(run.start).copied() else { break false };
+            let Some(both) = self.joined(freed, &left, place) else { break left.is_free() };
             freed = both;
-            let gone = self.tags[left.start as usize];
             self.starts.remove(run.start);
-            self.vacate(gone);
+            self.absorb(left, place, &mut filed);
             run.start = left.start;
             run.frames += left.frames;
-        }
-        while let Some(right) = self.starting_at(run.end()).copied()
-            && let Some(both) = self.joined(freed, &right, place)
-        {
-            self.unlink(&right);
+        };
+        let is_right_free = loop {
+            let Some(right) = self.starting_at(run.end()).copied() else { break false };
+            let Some(both) = self.joined(freed, &right, place) else { break right.is_free() };
             freed = both;
-            let gone = self.tags[right.start as usize];
             self.starts.remove(right.start);
-            self.vacate(gone);
+            self.absorb(right, place, &mut filed);
             run.frames += right.frames;
-        }
+        };
         run.kind = Kind::Free(freed);
         self.put(slot, run);
-        self.file(&run, place, freed);
+        self.refile(place, filed, Some(run));
+        if is_left_free {
+            self.seams.insert(run.start);
+        }
+        if is_right_free {
+            self.seams.insert(run.end());
+        }
+    }
+
+    /// A free neighbour becomes part of a run.
+    fn absorb(&mut self, neighbour: Run, place: PlaceId, filed: &mut Option<Run>) {
+        if let Some(before) = filed.replace(neighbour) {
+            self.refile(place, Some(before), None);
+        }
+        if !self.seams.is_empty() {
+            self.seams.remove(&neighbour.start);
+        }
+        self.vacate(self.tags[neighbour.start as usize]);
     }
 
     /// What holds for memory freed at `place` and a neighbour as one run; `None` if they must not become one.
@@ -362,28 +419,53 @@ impl Runs {
         (run.frames > 0 && run.end() == frame).then_some(run)
     }
 
-    /// The place of a free run and how it was freed.
-    fn filed(&self, run: &Run) -> Option<(PlaceId, Freed)> {
-        match run.kind {
-            Kind::Free(freed) => Some((self.places.at(run.start)?, freed)),
-            Kind::Out => None,
+    /// The place that a free run is filed under.
+    fn place_of(&self, run: &Run) -> Option<PlaceId> {
+        if run.is_free() { self.places.at(run.start) } else { None }
+    }
+
+    /// What is filed of free memory at `place`: this run no more, that one from now on.
+    fn refile(&mut self, place: PlaceId, before: Option<Run>, after: Option<Run>) {
+        let free = &mut self.free[place.index()];
+        let key_of = |run: Run| key(run.frames, run.start);
+        match (before.map(key_of), after.map(key_of)) {
+            (Some(before), Some(after)) => free.replace(before, after),
+            (Some(before), None) => free.remove(before),
+            (None, Some(after)) => free.insert(after),
+            (None, None) => {}
+        }
+        self.recount(place, before.as_ref(), after.as_ref());
+    }
+
+    /// What is counted of free memory at `place`: this run no more, that one from now on.
+    fn recount(&mut self, place: PlaceId, before: Option<&Run>, after: Option<&Run>) {
+        let bucket_of = |run: Option<&Run>| match run {
+            Some(&Run { frames, kind: Kind::Free(freed), .. }) if freed.is_own(place) => Some(bucket(frames)),
+            _ => None,
+        };
+        let (less, more) = (bucket_of(before), bucket_of(after));
+        // Large runs are mostly of one bucket, before and after.
+        if less.is_some() && less == more {
+            return;
+        }
+        if let (None, Some(before)) = (less, before) {
+            self.borrowed.remove(&before.start);
+        }
+        match (more, after) {
+            (Some(bucket), _) => self.count(place, bucket, |count| count + 1),
+            (None, Some(after)) => _ = self.borrowed.insert(after.start),
+            (None, None) => {}
+        }
+        // Last, so that a line which all threads read is not written twice for nothing.
+        if let Some(bucket) = less {
+            self.count(place, bucket, |count| count - 1);
         }
     }
 
     fn link(&mut self, slot: u32) {
         let run = self.slots[slot as usize];
-        if let Some((place, freed)) = self.filed(&run) {
-            self.file(&run, place, freed);
-        }
-    }
-
-    fn file(&mut self, run: &Run, place: PlaceId, freed: Freed) {
-        self.free[place.index()].insert(key(run.frames, run.start));
-        if freed.is_own(place) {
-            self.count(place, run.frames, |count| count + 1);
-        } else {
-            self.borrowed.insert(run.start);
-        }
+        let Some(place) = self.place_of(&run) else { return };
+        self.refile(place, None, Some(run));
         if self.ending_at(run.start).is_some_and(Run::is_free) {
             self.seams.insert(run.start);
         }
@@ -393,13 +475,8 @@ impl Runs {
     }
 
     fn unlink(&mut self, run: &Run) {
-        let Some((place, freed)) = self.filed(run) else { return };
-        self.free[place.index()].remove(key(run.frames, run.start));
-        if freed.is_own(place) {
-            self.count(place, run.frames, |count| count - 1);
-        } else {
-            self.borrowed.remove(&run.start);
-        }
+        let Some(place) = self.place_of(run) else { return };
+        self.refile(place, Some(*run), None);
         // Mostly there are none, and then this costs nothing.
         if !self.seams.is_empty() {
             self.seams.remove(&run.start);
@@ -407,8 +484,7 @@ impl Runs {
         }
     }
 
-    fn count(&mut self, place: PlaceId, frames: u32, change: impl Fn(u32) -> u32) {
-        let bucket = bucket(frames);
+    fn count(&mut self, place: PlaceId, bucket: u32, change: impl Fn(u32) -> u32) {
         let count = &mut self.counts[place.index()][bucket as usize];
         let before = std::mem::replace(count, change(*count));
         // A line that all threads read is written only when the set changes.

@@ -29,23 +29,20 @@ pub(crate) struct Route {
     pub order: Vec<PlaceId>,
     /// How many of `order` are GPUs.
     pub gpus: usize,
+    /// Whether blocks on it may stand at home: `order` has it.
+    pub has_home: bool,
 }
 
 impl Route {
     /// The part of it that is home.
     pub fn home_only(self) -> Self {
-        Self { order: vec![self.home], gpus: 1, ..self }
+        Self { order: vec![self.home], gpus: 1, has_home: true, ..self }
     }
 
     /// All of it but home.
     pub fn away(mut self) -> Self {
         self.order.retain(|&place| place != self.home);
-        Self { gpus: self.gpus.saturating_sub(1), ..self }
-    }
-
-    /// Whether blocks on it may stand at home.
-    pub fn has_home(&self) -> bool {
-        self.order.contains(&self.home)
+        Self { gpus: self.gpus.saturating_sub(1), has_home: false, ..self }
     }
 
     /// A route for every GPU of the pool.
@@ -59,7 +56,8 @@ impl Route {
                 .filter_map(|place| PlaceId::all(places.len()).find(|id| places[id.index()] == place))
                 .collect();
             let gpus = order.iter().filter(|id| !places[id.index()].is_host()).count();
-            routes.push(Route { ordinal, home, order, gpus });
+            let has_home = order.contains(&home);
+            routes.push(Route { ordinal, home, order, gpus, has_home });
         }
         routes
     }
@@ -147,6 +145,8 @@ pub(crate) struct State<H> {
     /// The caller's periods so far ([`crate::idle`]).
     pub period: u32,
     pub freed_in: FreedIn,
+    /// Numbers for blocks that begin under the lock; see [`crate::front::Front::draw_id`].
+    pub ids: (u64, u64),
     totals: Totals,
 }
 
@@ -190,6 +190,7 @@ impl<H: Copy> State<H> {
             turn: 0,
             period: 0,
             freed_in: FreedIn::default(),
+            ids: (0, 0),
             totals: Totals::default(),
         }
     }
@@ -250,7 +251,7 @@ impl<H: Copy> State<H> {
             }
         }
 
-        if !route.has_home() {
+        if !route.has_home {
             return (on_peers, on_host);
         }
         let overflowed = self.policy.overflows(on_peers, on_host);
@@ -261,6 +262,20 @@ impl<H: Copy> State<H> {
             account.served_at_home(request.bytes, headroom);
         }
         (on_peers, on_host)
+    }
+
+    /// The same for free memory at home that was taken by [`State::take_below_peaks`] under this very lock: there is no new peak, and
+    /// nothing elsewhere.
+    pub fn award_at_home(&mut self, home: PlaceId, bytes: u64) {
+        let totals = &mut self.totals;
+        totals.allocations += 1;
+        totals.reuses += 1;
+        totals.blocks += 1;
+        totals.out_bytes += bytes;
+        self.turn += 1;
+        let budget = self.budget(home);
+        budget.note_peak();
+        budget.served_at_home(bytes, 0);
     }
 
     /// Ends the life of a block, which this GPU may be at work on still, or none.
@@ -300,6 +315,13 @@ impl<H: Copy> State<H> {
     pub fn take_back(&mut self, start: u32, frames: u32, freed: Freed) {
         let end = start + frames;
         self.freed_in.note(start, end, self.period);
+        // Mostly it went out as it comes back, from one place.
+        if self.runs.starting_at(start).is_some_and(|run| run.frames == frames && run.kind == Kind::Out)
+            && let Some(place) = self.chunks.places().of_all(start, frames)
+        {
+            self.budget(place).put_back(bytes_of(frames));
+            return self.runs.release_at(place, start, freed);
+        }
         let mut at = start;
         while at < end {
             let Some(&run) = self.runs.around(at).filter(|run| run.kind == Kind::Out) else {
@@ -317,7 +339,7 @@ impl<H: Copy> State<H> {
                 self.runs.cut(at, stop);
             }
             self.budget(place).put_back(bytes_of(stop - at));
-            self.runs.release(at, freed);
+            self.runs.release_at(place, at, freed);
             at = stop;
         }
     }

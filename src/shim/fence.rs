@@ -54,10 +54,22 @@ static WAITS: [Waited; GPUS] = [const { Waited::new() }; GPUS];
 /// waited for when it ended.
 #[inline]
 pub fn quiesce_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuResult> {
-    match context::by_id(id).and_then(|context| submitted::covered_by(&context.waited)) {
+    match covered(id) {
         Some(is_alone) => Ok(is_alone),
         None => wait_for_owner(driver, id, gpus),
     }
+}
+
+/// Whether nothing was submitted since this context was waited for, and what was said of that wait; `None` where there is something to wait for.
+#[inline]
+fn covered(id: u64) -> Option<bool> {
+    context::by_id(id).and_then(|context| submitted::covered_by(&context.waited))
+}
+
+/// Whether nothing was submitted since this context was waited for.
+#[inline]
+pub fn is_at_rest(id: u64) -> bool {
+    covered(id).is_some()
 }
 
 fn wait_for_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuResult> {

@@ -164,6 +164,7 @@ SETS = {
         "rmm-mix": cuda_python.rmm_mix,
         "traces": costs.traces,
         "steady": costs.steady,
+        "growth": costs.growth,
         "launch-cost": costs.launches,
         "private-tables": costs.private_tables,
         "moves": costs.moves,

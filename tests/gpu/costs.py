@@ -12,6 +12,7 @@ from running import BelowGoal, Failed, NotRun, same
 
 LOG_GOAL = 1.005
 LOOP_GOAL = 1.01
+GROWTH_GOAL = 2
 ROUNDS = 3
 # Every way in which the shim can serve. Managed memory is bounded, since too much of it can take a GPU down.
 MODES = {
@@ -126,6 +127,19 @@ def steady(lab):
         if grown:
             raise Failed(f"a steady loop grew: {grown[0]}", lines)
     return "no more than one round after the first was grown", lines
+
+
+def growth(lab):
+    """Memory that the process does not have yet: the driver where its cache was emptied, its cache, and the pool, from 2 MiB to most of the GPU."""
+    finished = lab.shim([building.bench(lab, "growth")], 60, {}).succeeded()
+    lines = finished.stdout.splitlines()
+    rows = [dict(word.split("=", 1) for word in line.split()[1:]) for line in lines if line.startswith("growth ")]
+    if not rows or any(row["by"] != "gpupool" for row in rows):
+        raise Failed(f"expected rows of gpupool's growth, found {lines}", lines)
+    detail = "pool to driver, both from released memory: " + ", ".join(f"{row['mib']} MiB {row['ratio']}" for row in rows)
+    if any(float(row["ratio"]) > GROWTH_GOAL for row in rows):
+        raise BelowGoal(detail, lines)
+    return detail, lines
 
 
 def log(lab):

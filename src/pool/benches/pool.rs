@@ -1,7 +1,7 @@
 //! The pool's own time: a warm allocation and its lazy free, on a backend that does nothing.
 //!
 //! `cargo bench -p gpupool-pool`. Prints, besides criterion's estimates, the percentiles of single operations and what
-//! eight threads get done beside one. `cargo bench -p gpupool-pool -- mixes` prints random mixes of sizes instead, and
+//! eight threads get done beside one. `cargo bench -p gpupool-pool -- mixes [lazy|strict [MIB]]` prints random mixes of sizes instead, and
 //! `-- waste FILE...` what is held for recorded sequences, and `-- rounds` what memory is made and remapped for random mixes that
 //! repeat themselves.
 
@@ -276,9 +276,19 @@ fn mix(pool: &Pool<Nothing>, largest: u64, live: Live, when: Free) -> (f64, u64)
 }
 
 /// The random mix by which RMM measures its resources (`tests/bench/rmm_mix.cpp`). Rows of one line are of one pool, as there: large
-/// blocks stand on the chunks that small ones were made of.
-fn mixes() {
-    for (name, when) in [("lazy", Free::Lazy), ("strict", Free::Strict)] {
+/// blocks stand on the chunks that small ones were made of. With a word, the rows of that way to free alone; with two, of that size of 16 000 MiB
+/// live, so that instructions can be counted (`valgrind --tool=callgrind`).
+fn mixes(when: Option<&str>, mib: Option<u64>) {
+    for (name, when) in
+        [("lazy", Free::Lazy), ("strict", Free::Strict)].into_iter().filter(|way| when.is_none_or(|it| it == way.0))
+    {
+        if let Some(mib) = mib {
+            let (nanoseconds, grown) = mix(&crowded(0), mib << 20, Live::MiB(16_000), when);
+            println!(
+                "random mix, {name}, 16000 MiB live, a pair with sizes up to {mib} MiB: {nanoseconds:.0} ns ({grown} grown)"
+            );
+            continue;
+        }
         for (what, live) in [
             ("16000 MiB", Live::MiB(16_000)),
             ("128 GiB", Live::MiB(128 << 10)),
@@ -481,8 +491,10 @@ fn main() {
     if let Some(first) = words.next() {
         return std::iter::once(first).chain(words).for_each(|path| waste(&path));
     }
-    if std::env::args().any(|word| word == "mixes") {
-        return mixes();
+    let mut words = std::env::args().skip_while(|word| word != "mixes");
+    if words.next().is_some() {
+        let words: Vec<String> = words.filter(|word| !word.starts_with('-')).collect();
+        return mixes(words.first().map(String::as_str), words.get(1).and_then(|mib| mib.parse().ok()));
     }
     if std::env::args().any(|word| word == "rounds") {
         return rounds();

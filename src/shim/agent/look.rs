@@ -174,7 +174,7 @@ fn context(record: &Record) -> Context {
         site: site::line(&origin.site),
         launches: usage.launches.load(Relaxed),
         copies: usage.copies.load(Relaxed),
-        allocations: usage.allocations.load(Relaxed),
+        allocations: usage.allocations(),
     }
 }
 

@@ -187,6 +187,10 @@ impl Backend for Vmm {
         fence::quiesce_owner(self.driver, owner, Gpus::Of(&[gpu])).map_err(fault)
     }
 
+    fn is_at_rest(&self, owner: u64) -> bool {
+        fence::is_at_rest(owner)
+    }
+
     fn has_finished(&self, gpu: u32) -> bool {
         fence::has_finished(self.driver, Gpus::Of(&[gpu]))
     }

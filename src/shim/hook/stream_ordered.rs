@@ -104,20 +104,11 @@ unsafe fn serve(
 /// [`memory::free_later`]. In a capture it is memory of somebody else's, and the driver's answer for that is
 /// INVALID_VALUE, which leaves the capture as it was; where the capture is broken already, the driver says that instead.
 ///
+/// What is certainly the driver's does not come here ([`address::is_foreign`]).
+///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
-#[inline(always)]
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuResult {
-    if address::is_foreign(dptr) {
-        Bypass::NotOurs.note(real.api);
-        return real.call();
-    }
-    free_known(real, dptr, stream)
-}
-
-/// Frees what may be somebody's whom the library knows of.
-#[inline(never)]
-fn free_known(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuResult {
     let known = address::known(dptr);
     match known {
         Known::Pooled(_) | Known::Managed(_) => {}

@@ -214,6 +214,23 @@ macro_rules! trampoline {
             return result;
         } }
     };
+    // What the driver gave in the order of a stream it takes back within a tenth of a microsecond: such a call is noted and traced, as a launch
+    // is, without the boundary.
+    ($name:ident($($p:ident: $t:ty),*) => stream_ordered::free($ptr:ident, $stream:ident)) => {
+        trampoline! { @answers $name($($p: $t),*) => stream_ordered::free($ptr, $stream), unless (address::is_foreign($ptr)) {
+            let real = real_function!($name($($t),*));
+            let passed = enter!($name: stream_ordered::free);
+            note!(stream_ordered::free);
+            // SAFETY: the arguments are the program's own, passed on unchanged.
+            let result = unsafe { real($($p),*) };
+            note!(stream_ordered::free);
+            if run::takes_part(Api(stringify!($name))) && guard::is_outside() {
+                super::query::passed_on(Api(stringify!($name)), result);
+            }
+            leave!($name: passed);
+            return result;
+        } }
+    };
     // Questions about an address. Frameworks ask them of every pointer, and of most of them only the driver knows anything: such a
     // call is only traced, as what `pass` has.
     ($name:ident($($p:ident: $t:ty),*) => query::pointer_attribute($data:ident, $attribute:ident, $ptr:ident)) => {

@@ -23,6 +23,24 @@ fn a_freed_block_serves_the_next_of_its_size() {
 }
 
 #[test]
+fn what_was_found_is_not_found_once_it_has_ended() {
+    let ends: [fn(&Pool<Mock>, u64); 3] = [
+        free,
+        |pool, _| assert_eq!(pool.context_gone(KEY.context).len(), 1),
+        |pool, address| pool.given_anew(address, 4 * KIB),
+    ];
+    for end in ends {
+        let pool = pool(GIB);
+        let (address, _) = allocate(&pool, MIB);
+        let found = |address| pool.find(address).flatten().map(|block| block.address);
+        assert_eq!([found(address), found(address), found(address + 5)], [Some(address); 3]);
+        assert_eq!(found(address + MIB), None);
+        end(&pool, address);
+        assert_eq!([found(address), found(address + 5)], [None; 2]);
+    }
+}
+
+#[test]
 fn a_large_block_is_pinned_to_the_page_and_small_ones_together() {
     let pool = pool(GIB);
     assert_eq!(allocate(&pool, 100 * MIB + 1).1, 100 * MIB + 4 * KIB);

@@ -218,6 +218,7 @@ impl Model {
                 let around = self.live.range(..=address).next_back().map(|(_, block)| *block);
                 let around = around.filter(|block| address < block.address + footprint(block.bytes));
                 prop_assert_eq!(pool.block_at(address), around);
+                prop_assert_eq!(pool.find(address).flatten(), around);
             }
             Op::Capture(capturing) => {
                 self.capturing = capturing;

@@ -504,6 +504,20 @@ fn a_gpu_that_is_done_is_not_waited_for_and_the_best_fit_is_taken() {
 }
 
 #[test]
+fn what_was_freed_lazily_at_rest_is_waited_for_by_nobody() {
+    for mib in [32, 80] {
+        let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB)]);
+        let block = allocate(&pool, mib * MIB).unwrap();
+        pool.backend().inner().at_rest = true;
+        pool.free(block.block.address, Free::Lazy).unwrap();
+        pool.backend().inner().at_rest = false;
+        let (again, log) = calls_since(&pool, || allocate(&pool, mib * MIB).unwrap());
+        assert_eq!((again.block.address, &log[..]), (block.block.address, &[][..]), "{mib} MiB");
+        assert_returns_everything(&pool, &[again]);
+    }
+}
+
+#[test]
 fn a_wait_for_one_context_vouches_for_its_own_block_only() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB)]);
     let (lazy, strict) = (allocate(&pool, 64 * MIB).unwrap(), allocate(&pool, 64 * MIB).unwrap());

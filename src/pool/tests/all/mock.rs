@@ -48,6 +48,8 @@ pub struct Inner {
     pub capturing: bool,
     /// Whether GPUs have contexts beside that of the owner who frees.
     pub others: bool,
+    /// Whether nothing was submitted since every context was waited for.
+    pub at_rest: bool,
     /// GPUs with a kernel that waits for the host: who waits for one of them waits for ever.
     pub held: BTreeSet<u32>,
     memories: BTreeMap<u64, Memory>,
@@ -360,6 +362,10 @@ impl Backend for Mock {
         }
         let inner = self.call("quiesce owner", owner)?;
         if inner.capturing { Err(Fault::NotReady(inner.calls)) } else { Ok(false) }
+    }
+
+    fn is_at_rest(&self, _owner: u64) -> bool {
+        self.inner().at_rest
     }
 
     fn has_finished(&self, gpu: u32) -> bool {

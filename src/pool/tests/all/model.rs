@@ -227,7 +227,8 @@ struct Model {
     borrowed: Vec<(u64, u64)>,
     /// The last request of a home was refused softly, so the next one must not be.
     told: [bool; 2],
-    last_id: u64,
+    /// Of every block that began.
+    ids: BTreeSet<u64>,
     /// AnchorCounts on physical memory, by handle.
     anchored: BTreeMap<u64, Anchors>,
     /// Ranges that the program asked to keep in place, with the number of their block.
@@ -272,7 +273,7 @@ impl Model {
             borders: BTreeSet::new(),
             borrowed: Vec::new(),
             told: [false; 2],
-            last_id: 0,
+            ids: BTreeSet::new(),
             anchored: BTreeMap::new(),
             asked: Vec::new(),
             period: 0,
@@ -544,7 +545,7 @@ impl Model {
             self.note_borders(&gone);
         }
         if let Some(made) = made.get() {
-            self.last_id = made.block.id.max(self.last_id);
+            assert!(self.ids.insert(made.block.id), "ids are unique");
             self.write(&made.block);
             self.live.push(made);
             self.told[0] = false;
@@ -986,8 +987,7 @@ impl Model {
             Ok(allocation) => {
                 let block = allocation.block;
                 assert_eq!((block.bytes, block.home, block.owner), (request.bytes, request.home, request.owner));
-                assert!(block.id > self.last_id, "ids are unique and rise");
-                self.last_id = block.id;
+                assert!(self.ids.insert(block.id), "ids are unique");
                 for other in &self.live {
                     let apart = other.block.address + other.block.bytes <= block.address
                         || block.address + size <= other.block.address;

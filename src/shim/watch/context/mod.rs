@@ -376,7 +376,7 @@ pub fn report_use(context: &Record) {
     let Record { id, device, kind, usage, .. } = context;
     log::emit(|| {
         let (launches, copies) = (usage.launches.load(Ordering::Relaxed), usage.copies.load(Ordering::Relaxed));
-        let (allocations, modules) = (usage.allocations.load(Ordering::Relaxed), usage.modules.load(Ordering::Relaxed));
+        let (allocations, modules) = (usage.allocations(), usage.modules.load(Ordering::Relaxed));
         let event = ContextUse {
             id: *id,
             device: device.ordinal(),

@@ -78,7 +78,7 @@ pub struct Totals {
 
 impl Totals {
     fn add(&mut self, usage: &Counters) {
-        self.allocations += usage.allocations.load(Ordering::Relaxed);
+        self.allocations += usage.allocations();
         self.pooled_bytes += usage.began();
     }
 }
