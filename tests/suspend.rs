@@ -1,5 +1,7 @@
 //! `gpupool suspend` and `gpupool resume`: a program's memory leaves its GPUs while it runs, and comes back.
 
+#[path = "suspend/again.rs"]
+mod again;
 #[path = "suspend/disk.rs"]
 mod disk;
 #[path = "suspend/ends.rs"]

@@ -21,6 +21,7 @@ mod coming_back;
 mod kept;
 mod parting;
 mod put;
+pub mod spare;
 mod stored;
 pub mod vacate;
 
@@ -162,6 +163,8 @@ pub fn suspend(
             return back_again(state, Suspended { held, parted, put: None, settles: None }, why);
         }
     };
+    // What of an earlier suspension was not needed for this one is no use to a program that waits.
+    spare::give_back();
     if put.is_some() {
         note_put();
     }
@@ -616,6 +619,7 @@ pub fn after_fork_in_child() {
     SINCE.store(0, Ordering::Relaxed);
     IS_PUT.store(false, Ordering::Relaxed);
     IS_REMOVING.store(false, Ordering::Relaxed);
+    spare::after_fork_in_child();
 }
 
 /// Closes the gate, as soon as all of the program's work is over, and it is agreed that it stays closed.

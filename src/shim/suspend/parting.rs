@@ -4,6 +4,7 @@
 use super::Target;
 use super::kept::Kept;
 use super::put::Put;
+use super::spare;
 use super::stored::{Range, Stored};
 use crate::backing::open::Opened;
 use crate::backing::{host, residence, terms};
@@ -367,7 +368,7 @@ pub fn keep(
     let Some(&first) = hosts.peek() else { return Ok((None, Some(Full::new(Why::nowhere(), &ranges)))) };
     let allowed: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
     let own = own.into_iter().map(|own| own.bytes).sum();
-    let mut there = host::available().unwrap_or(u64::MAX);
+    let mut there = host::available().map_or(u64::MAX, |there| there + spare::bytes());
     if matches!(leaves, Leaves::Gpu { .. }) {
         there -= BATCH.min(there / 2);
     }
