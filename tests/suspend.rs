@@ -113,6 +113,25 @@ fn memory_goes_to_gpus_that_the_program_only_borrows_from_while_they_have_room()
     ends_well(program);
 }
 
+/// More than leaves in one step, so that one is prepared while another one is copied.
+#[test]
+fn what_leaves_and_comes_back_in_several_steps_at_once_is_as_it_was() {
+    let mut program = suspended("2x2GiB").start(None);
+    at_work(&mut program, 1);
+    program.ask("allocate 1030");
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    program.ask("keep 96");
+    let left = told(&program, "suspend --to peers");
+    assert!(left["bytes"].as_u64() >= Some((1030 + 96 + 40) * MIB) && left["stayed_bytes"] == 0, "{left}");
+    let back = told(&program, "resume");
+    assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &Value::from(0)));
+    program.ask("check");
+    eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+    goes_on(&mut program);
+    program.ask("drop");
+    ends_well(program);
+}
+
 #[test]
 fn what_has_nowhere_to_go_stays_and_is_told_and_the_rest_leaves() {
     let mut program = suspended("1x1GiB").env("GPUPOOL_HOST_LIMIT", "12MiB").log().start(None);

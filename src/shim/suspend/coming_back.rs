@@ -4,6 +4,7 @@ use super::kept::Kept;
 use super::parting::{BATCH, Parted, Stretch, Why, host_for, living, rearrange};
 use super::put::Put;
 use super::stored::Unread;
+use super::turns::{self, Turn};
 use crate::backing::open::Opened;
 use crate::backing::terms;
 use crate::gate::{Held, Limits};
@@ -103,7 +104,7 @@ pub fn settle(
             });
             let batch = &wishes[..count.count()];
             let mut why = None;
-            if let Err(cause) = rearrange(opened, driver, held, batch) {
+            if let Err(cause) = rearrange(opened, driver, held, &Turn::default(), batch) {
                 why = Some(cause);
                 for wish in batch.iter().take_while(|_| unread.why().is_none()) {
                     nearest(opened, driver, held, *wish);
@@ -183,39 +184,9 @@ pub fn bring_back(
     let total = parted.iter().map(Parted::bytes).sum();
     progress(0, total);
     let (mut moved, mut stayed) = (0, 0);
-    let mut batch: Vec<Wish> = Vec::new();
-    let mut away: Vec<Parted> = Vec::new();
-    let mut back = |batch: &mut Vec<Wish>, moved: &mut u64, stayed: &mut u64| {
-        let wishes = std::mem::take(batch);
-        if is_unread() {
-            return;
-        }
-        match rearrange(opened, driver, held, &wishes) {
-            Ok(Moved { anchored, shared, .. }) => {
-                let all: u64 = wishes.iter().map(|wish| wish.bytes).sum();
-                // In whole frames, of which the last one of a block is not always full.
-                let kept = (anchored + shared).min(all);
-                *moved += all - kept;
-                *stayed += kept;
-                arrived();
-            }
-            Err(_) => {
-                for wish in wishes {
-                    if is_unread() {
-                        break;
-                    }
-                    match nearest(opened, driver, held, wish) {
-                        Some(place) if place == wish.to || !place.is_host() => *moved += wish.bytes,
-                        // What was freed meanwhile has nowhere to come back to.
-                        None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
-                        _ => *stayed += wish.bytes,
-                    }
-                    arrived();
-                }
-            }
-        }
-        progress(*moved + *stayed, total);
-    };
+    let step = if put.is_some() { BATCH } else { turns::step_of(total) };
+    let mut batches: Vec<Vec<Wish>> = Vec::new();
+    let (mut own, mut away): (Vec<Parted>, Vec<Parted>) = (Vec::new(), Vec::new());
     for parted in parted {
         match parted {
             Parted::Pooled { address, bytes, from, .. } => {
@@ -224,26 +195,67 @@ pub fn bring_back(
                     stayed += bytes;
                     continue;
                 }
-                batch.push(Wish { address, bytes, to: from });
-                if batch.iter().map(|wish| wish.bytes).sum::<u64>() >= BATCH {
-                    back(&mut batch, &mut moved, &mut stayed);
+                let wish = Wish { address, bytes, to: from };
+                match batches.last_mut() {
+                    Some(batch) if sum_of(batch) < step => batch.push(wish),
+                    _ => batches.push(vec![wish]),
                 }
             }
             Parted::Own { address, .. } if by_hand::is_away(address) => away.push(parted),
-            Parted::Own { address, bytes, asked, from } => {
-                back(&mut batch, &mut moved, &mut stayed);
-                if is_unread() {
-                    continue;
-                }
-                let stop = || held.stop(driver, &Limits::default()).ok();
-                match by_hand::move_behind(driver, opened, address, bytes, from, asked, stop) {
-                    Ok(()) => moved += bytes,
-                    Err(_) => stayed += bytes,
+            Parted::Own { .. } => own.push(parted),
+        }
+    }
+    // In whole frames, of which the last one of a block is not always full.
+    let kept = |batch: &[Wish], back: Moved| (back.anchored + back.shared).min(sum_of(batch));
+    let mut rest: Vec<&[Wish]> = Vec::new();
+    if batches.len() > 1 {
+        turns::carry_out(opened, driver, held, &batches, &|| !is_unread(), &mut |at, back| match back {
+            Ok(back) => {
+                let (all, kept) = (sum_of(&batches[at]), kept(&batches[at], back));
+                (moved, stayed) = (moved + all - kept, stayed + kept);
+                arrived();
+                progress(moved + stayed, total);
+            }
+            Err(_) => rest.push(&batches[at]),
+        });
+    } else {
+        rest.extend(batches.iter().map(Vec::as_slice));
+    }
+    for batch in rest {
+        if is_unread() {
+            break;
+        }
+        match rearrange(opened, driver, held, &Turn::default(), batch) {
+            Ok(back) => {
+                let kept = kept(batch, back);
+                (moved, stayed) = (moved + sum_of(batch) - kept, stayed + kept);
+                arrived();
+            }
+            Err(_) => {
+                for wish in batch {
+                    if is_unread() {
+                        break;
+                    }
+                    match nearest(opened, driver, held, *wish) {
+                        Some(place) if place == wish.to || !place.is_host() => moved += wish.bytes,
+                        // What was freed meanwhile has nowhere to come back to.
+                        None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
+                        _ => stayed += wish.bytes,
+                    }
+                    arrived();
                 }
             }
         }
+        progress(moved + stayed, total);
     }
-    back(&mut batch, &mut moved, &mut stayed);
+    for parted in own.iter().take_while(|_| !is_unread()) {
+        let Parted::Own { address, bytes, asked, from } = *parted else { continue };
+        let stop = || held.stop(driver, &Limits::default()).ok();
+        match by_hand::move_behind(driver, opened, address, bytes, from, asked, stop) {
+            Ok(()) => moved += bytes,
+            Err(_) => stayed += bytes,
+        }
+    }
     for batch in own_batches(&away) {
         bring_in(opened, driver, held, batch, &is_unread, &mut |came, bytes| {
             if came {
@@ -256,6 +268,10 @@ pub fn bring_back(
         progress(moved + stayed, total);
     }
     (moved, stayed)
+}
+
+fn sum_of(batch: &[Wish]) -> u64 {
+    batch.iter().map(|wish| wish.bytes).sum()
 }
 
 /// As many of these as are worth one call that copies, of one GPU and from one place.
@@ -321,6 +337,7 @@ fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) ->
     let may = |place: &Place| (is_stored || matches!(place, Place::Gpu(_)) && !is_on_gpu) && *place != wish.to;
     let others = others.into_iter().filter(may);
     std::iter::once(wish.to).chain(others).find(|&to| {
-        rearrange(opened, driver, held, &[Wish { to, ..wish }]).is_ok_and(|moved| moved.anchored + moved.shared == 0)
+        rearrange(opened, driver, held, &Turn::default(), &[Wish { to, ..wish }])
+            .is_ok_and(|moved| moved.anchored + moved.shared == 0)
     })
 }

@@ -23,6 +23,7 @@ mod parting;
 mod put;
 pub mod spare;
 mod stored;
+mod turns;
 pub mod vacate;
 
 use crate::backing::level;
