@@ -31,16 +31,17 @@ pub fn come_back(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(u64, u64), Stuck> {
     let Some(put) = put else {
-        return Ok(bring_back(opened, driver, held, &parted, None, progress));
+        return Ok(bring_back(opened, driver, held, &parted, None, &mut None, progress));
     };
     let mut why = None;
     let back = put.reading(driver, |unread| {
-        let (mut moved, mut stayed) = bring_back(opened, driver, held, &parted, Some((put, unread)), progress);
+        let (mut moved, mut stayed) =
+            bring_back(opened, driver, held, &parted, Some((put, unread)), &mut None, progress);
         let left = still_put(opened, &parted);
         if unread.why().is_none() && !left.is_empty() {
             // It was there before anybody said otherwise, and the program cannot go on without it.
             let _waived = terms::waive(left.iter().map(Parted::from));
-            let (came, _) = bring_back(opened, driver, held, &left, Some((put, unread)), &mut |_, _| {});
+            let (came, _) = bring_back(opened, driver, held, &left, Some((put, unread)), &mut None, &mut |_, _| {});
             moved += came;
             stayed = stayed.saturating_sub(came);
         }
@@ -168,13 +169,14 @@ fn still_put(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
     parted.iter().filter(is_stored).copied().collect()
 }
 
-/// As [`come_back`], as far as it goes: nothing more is tried once something that is mapped nowhere could not be read.
+/// As [`come_back`], as far as it goes: nothing more is tried once something that is mapped nowhere could not be read. `why`: of the last that did not come.
 pub fn bring_back(
     opened: &'static Opened,
     driver: &'static Driver,
     held: &Held,
     parted: &[Parted],
     put: Option<(&Put, &Unread)>,
+    why: &mut Option<Why>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> (u64, u64) {
     let is_unread = || put.is_some_and(|(_, unread)| unread.why().is_some());
@@ -192,6 +194,7 @@ pub fn bring_back(
             Parted::Pooled { address, bytes, from, .. } => {
                 let is_ill = |piece: &Piece<Physical>| terms::is_place_left_alone(piece.place);
                 if opened.pool.pieces(address, bytes).iter().any(is_ill) {
+                    *why = Some(Why::ill());
                     stayed += bytes;
                     continue;
                 }
@@ -228,10 +231,14 @@ pub fn bring_back(
         match rearrange(opened, driver, held, &Turn::default(), batch) {
             Ok(back) => {
                 let kept = kept(batch, back);
+                if kept > 0 {
+                    *why = Some(Why::pages());
+                }
                 (moved, stayed) = (moved + sum_of(batch) - kept, stayed + kept);
                 arrived();
             }
-            Err(_) => {
+            Err(cause) => {
+                *why = Some(cause);
                 for wish in batch {
                     if is_unread() {
                         break;
@@ -253,7 +260,10 @@ pub fn bring_back(
         let stop = || held.stop(driver, &Limits::default()).ok();
         match by_hand::move_behind(driver, opened, address, bytes, from, asked, stop) {
             Ok(()) => moved += bytes,
-            Err(_) => stayed += bytes,
+            Err(unplaced) => {
+                *why = Some(Why::own(&unplaced));
+                stayed += bytes;
+            }
         }
     }
     for batch in own_batches(&away) {

@@ -362,7 +362,13 @@ pub fn suspend_by_itself(target: &Target, deadline: Instant) -> Result<Done, Str
 pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     let is_suspended = settled(Instant::now() + TO_SETTLE)?.is_some();
     let done = match is_suspended {
-        false if vacate::is_any_left() => vacate::bring_left(progress),
+        false if vacate::is_any_left() => {
+            let done = vacate::bring_left(progress);
+            if done.moved == 0 && done.stayed == 0 {
+                return Err("it is not suspended, and what was elsewhere has come back".to_owned());
+            }
+            done
+        }
         _ => come_back(progress)?,
     };
     let Done { moved, stayed, .. } = done;

@@ -217,7 +217,15 @@ impl Why {
         Self::new("room", format!("{place} lacks {} for it", format_size(missing)))
     }
 
-    fn pages() -> Self {
+    pub(super) fn ill() -> Self {
+        Self::new("ill", "it lies on a GPU that had a grave error")
+    }
+
+    pub(super) fn own(unplaced: &Unplaced) -> Self {
+        Self::new("own", unplaced.in_words())
+    }
+
+    pub(super) fn pages() -> Self {
         Self::new(
             "pages",
             "others know it by its pages: another process has it open, a network card or a library has it registered, or gpupool_anchor holds \
@@ -485,9 +493,7 @@ pub fn leave(
         }
         let mut why = leaves.why_nowhere();
         let stop = || held.stop(driver, &Limits::default()).ok();
-        let mut has_gone = |gone: Result<(), Unplaced>| {
-            gone.inspect_err(|unplaced| why = Why::new("own", unplaced.in_words())).is_ok()
-        };
+        let mut has_gone = |gone: Result<(), Unplaced>| gone.inspect_err(|unplaced| why = Why::own(unplaced)).is_ok();
         let is_kept = leaves.put().and_then(Put::on_host).is_some_and(|kept| kept.has(address, bytes));
         let went = is_kept && has_gone(by_hand::put_away(driver, address, bytes, stop))
             || leaving
