@@ -1128,6 +1128,25 @@ fn without_names_blocks_come_back_in_the_order_in_which_they_were_allocated_or_n
     assert!(log.contains("the program has not said that it has built what is to come back"), "{log}");
 }
 
+#[test]
+fn names_of_an_image_are_missed_by_nobody_where_all_of_it_came_back_by_order() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 2048 0 7");
+    image(&program, &folder, "");
+    drop(program);
+    let run = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", &folder).env("GPUPOOL_RESTORE_BY_ORDER", "on");
+    let mut program = run.start(None);
+    program.ask("name other 2048 0 7");
+    let answer = program.ask("restore");
+    assert!(answer.starts_with("0 ") && answer != "0 0", "{answer}");
+    let log = program.log();
+    let (status, _folder) = program.end();
+    assert!(status.success(), "{status}");
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("program.restore") && !log.contains("were not asked for"), "{log}");
+}
+
 /// The command, which writes an image of it meanwhile.
 fn begin_image(program: &Running, folder: &Path) -> Child {
     let mut command = Command::new(artifact_folder().join("gpupool"));

@@ -1,5 +1,7 @@
 //! `gpupool suspend` and `gpupool resume`: a program's memory leaves its GPUs while it runs, and comes back.
 
+#[path = "suspend/again.rs"]
+mod again;
 #[path = "suspend/disk.rs"]
 mod disk;
 #[path = "suspend/ends.rs"]
@@ -108,6 +110,25 @@ fn memory_goes_to_gpus_that_the_program_only_borrows_from_while_they_have_room()
     assert!(held(1) + held(2) + held(3) >= 40 * MIB, "{page:?}");
     told(&program, "resume");
     goes_on(&mut program);
+    ends_well(program);
+}
+
+/// More than leaves in one step, so that one is prepared while another one is copied.
+#[test]
+fn what_leaves_and_comes_back_in_several_steps_at_once_is_as_it_was() {
+    let mut program = suspended("2x2GiB").start(None);
+    at_work(&mut program, 1);
+    program.ask("allocate 1030");
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    program.ask("keep 96");
+    let left = told(&program, "suspend --to peers");
+    assert!(left["bytes"].as_u64() >= Some((1030 + 96 + 40) * MIB) && left["stayed_bytes"] == 0, "{left}");
+    let back = told(&program, "resume");
+    assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &Value::from(0)));
+    program.ask("check");
+    eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+    goes_on(&mut program);
+    program.ask("drop");
     ends_well(program);
 }
 
@@ -231,7 +252,12 @@ fn several_commands_at_once_end_with_one_answer_each() {
         });
         for ended in all.iter().filter(|ended| !ended.status.success()) {
             let text = String::from_utf8_lossy(&ended.stderr);
-            let known = ["suspended already", "is not suspended", "others were asking it all the time"];
+            let known = [
+                "suspended already",
+                "is not suspended",
+                "others were asking it all the time",
+                "another command is at it (gpupool ",
+            ];
             assert!(text.lines().count() == 1 && known.iter().any(|known| text.contains(known)), "{text}");
         }
         let page = program.session().join("gpupool");

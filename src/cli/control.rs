@@ -4,6 +4,7 @@
 //! ([`gpupool_wire::control`]). Who connects is known by the kernel's word, so nobody else's process is taken for it.
 
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use gpupool_config::format_size;
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Door, Life, Standing, ring, stat};
+use gpupool_metrics::{Door, Life, Serving, Standing, ring, stat};
 use gpupool_wire::Socket;
 use gpupool_wire::blocks::Handle;
 use gpupool_wire::control::{ROOM, Reply, Request, Target};
@@ -38,6 +39,9 @@ const LOOK: Duration = Duration::from_secs(1);
 const RING: Duration = Duration::from_millis(50);
 /// How often who waits for its turn to ask looks whether it has come.
 const TURN: Duration = Duration::from_millis(10);
+
+/// What is told of a process that is frozen.
+const FROZEN: &str = "its control group is frozen, as of a container that is paused, and it answers nobody";
 
 /// What became of one process.
 #[derive(Clone, Debug, Serialize)]
@@ -80,6 +84,11 @@ pub fn find(pids: &[u32]) -> Result<Vec<Listed>, Failure> {
         if row.state == Life::Stopped {
             return Err(Failure::usage(format!(
                 "process {pid} is stopped (SIGSTOP) and answers nobody; kill -CONT {pid}, then again"
+            )));
+        }
+        if row.state == Life::Frozen {
+            return Err(Failure::usage(format!(
+                "process {pid}: {FROZEN}; let it go on (docker unpause, systemctl thaw), then again"
             )));
         }
         found.push(row.clone());
@@ -212,7 +221,7 @@ fn ask(row: &Listed, request: &Request, until: Option<Instant>, progress: &dyn F
 }
 
 /// A connection to the process, which has been asked.
-fn connect(row: &Listed, request: &Request, until: Option<Instant>) -> Result<Socket, String> {
+fn connect(row: &Listed, request: &Request, until: Option<Instant>) -> Result<Connected, String> {
     let words =
         |what: &str, error: &dyn std::fmt::Display| format!("{what} beside {} failed: {error}", row.page.display());
     if let Some(why) = out_of_reach(row) {
@@ -239,9 +248,44 @@ fn connect(row: &Listed, request: &Request, until: Option<Instant>) -> Result<So
             break socket;
         }
     };
-    drop(page);
+    if let Some(standing) = standing {
+        standing.leave(page.as_fd());
+    }
+    if let Some(at) = word_of(request) {
+        Serving::begin(page.as_fd(), at);
+    }
     say(&socket, request)?;
-    Ok(socket)
+    Ok(Connected { socket, _page: page })
+}
+
+/// What keeps a process from others for as long as it takes, as these are told.
+const WORDS: [&str; 5] = ["gpupool suspend", "gpupool resume", "gpupool drain", "gpupool undrain", "gpupool set"];
+
+/// Which of them this is.
+fn word_of(request: &Request) -> Option<usize> {
+    match request {
+        Request::Suspend { .. } => Some(0),
+        Request::Resume => Some(1),
+        Request::Drain { .. } => Some(2),
+        Request::Undrain { .. } => Some(3),
+        Request::Set(_) => Some(4),
+        _ => None,
+    }
+}
+
+/// A process that has been asked.
+struct Connected {
+    socket: Socket,
+    /// Which is said to be served as long as it is open.
+    _page: OwnedFd,
+}
+
+impl Deref for Connected {
+    type Target = Socket;
+
+    fn deref(&self) -> &Socket {
+        &self.socket
+    }
 }
 
 /// Waits until nobody who came earlier asks the process, also programs that lack memory.
@@ -253,7 +297,11 @@ fn wait_for_turn(row: &Listed, page: &OwnedFd, standing: Option<Standing>, until
             return Err(why);
         }
         if Instant::now() >= until {
-            return Err("others were asking it all the time, other commands or programs that lack memory".to_owned());
+            let what = Serving::look(page.as_fd()).and_then(|at| WORDS.get(at));
+            return Err(what.map_or_else(
+                || "others were asking it all the time, other commands or programs that lack memory".to_owned(),
+                |what| format!("another command is at it ({what}); once that is over it can be asked again"),
+            ));
         }
         std::thread::sleep(TURN);
     }
@@ -425,10 +473,10 @@ pub fn suspend_together(rows: &[Listed], target: &Target, patience: Duration) ->
 fn connect_all<'a>(
     rows: &[Listed],
     request: impl Fn(usize) -> &'a Request,
-) -> Result<Vec<Socket>, Vec<Option<String>>> {
+) -> Result<Vec<Connected>, Vec<Option<String>>> {
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_by_key(|at| (rows[*at].told.process.identity.pid, rows[*at].told.process.identity.started));
-    let mut connected: Vec<Option<Socket>> = rows.iter().map(|_| None).collect();
+    let mut connected: Vec<Option<Connected>> = rows.iter().map(|_| None).collect();
     for at in order {
         match connect(&rows[at], request(at), None) {
             Ok(socket) => connected[at] = Some(socket),
@@ -479,7 +527,12 @@ pub fn images_together(
 }
 
 /// Has them stop at the same moment, again and again, and stay so once all have.
-fn all_at_rest(rows: &[Listed], sockets: &[Socket], until: Instant, company: &mut dyn Company) -> Result<(), Refusal> {
+fn all_at_rest(
+    rows: &[Listed],
+    sockets: &[Connected],
+    until: Instant,
+    company: &mut dyn Company,
+) -> Result<(), Refusal> {
     loop {
         if let Some(why) = company.agree(Step::Ready, None).map_err(elsewhere)? {
             return Err(elsewhere(why));
@@ -505,7 +558,7 @@ fn all_at_rest(rows: &[Listed], sockets: &[Socket], until: Instant, company: &mu
 /// never will.
 fn one_try(
     rows: &[Listed],
-    sockets: &[Socket],
+    sockets: &[Connected],
     until: Instant,
     company: &mut dyn Company,
 ) -> Result<Option<Refusal>, Refusal> {
@@ -616,8 +669,11 @@ fn accept(
         // What serves others its blocks waits for sockets, and hears of a connection alone. Its end says that nothing is wanted.
         drop(knocks.iter().map(|name| Socket::<OwnedFd>::connect(name, Instant::now() + RING)).collect::<Vec<_>>());
         let _ = wait([listener], Some(RING));
-        if row.told.process.identity.life() == Life::Gone {
-            return Err("it ended before it had answered".to_owned());
+        match row.told.process.identity.life() {
+            Life::Gone => return Err("it ended before it had answered".to_owned()),
+            // Before it heard anything: nothing was asked of it.
+            Life::Frozen => return Err(FROZEN.to_owned()),
+            _ => {}
         }
         if stat(pid).is_some_and(|stat| stat.state == b'Z') {
             return Err(
@@ -640,6 +696,10 @@ fn accept(
         if !door.is_there() {
             return Ok(None);
         }
+    }
+    // It was heard before.
+    if let Some(what) = Serving::look(page.as_fd()).and_then(|at| WORDS.get(at)) {
+        return Err(format!("another command is at it ({what}); once that is over it can be asked again"));
     }
     Err(format!(
         "it did not answer within {} s: it may be stopped (as all of a container that is paused), have ended, or be at the end of a call of \

@@ -200,6 +200,9 @@ fn ask(gpu: &Uuid, folders: &[PathBuf], request: &Request, deadline: Duration) -
         let (pid, name) = told_of(row);
         let why = match row.state {
             Life::Stopped => "it is stopped (SIGSTOP) and answers nobody; it does what is said once it goes on",
+            Life::Frozen => {
+                "its control group is frozen, as of a container that is paused; it does what is said once it goes on"
+            }
             Life::Elsewhere => "it is in another PID namespace (a container), and only a command there can ask it",
             _ => "the system does not let this user look at it",
         };

@@ -61,7 +61,7 @@ impl Look {
     /// held that is gone.
     pub fn without_doubtful(mut self) -> Self {
         let (known, doubtful) =
-            self.rows.into_iter().partition(|row| matches!(row.state, Life::Running | Life::Stopped));
+            self.rows.into_iter().partition(|row| matches!(row.state, Life::Running | Life::Stopped | Life::Frozen));
         self.rows = known;
         self.skipped.extend(Vec::into_iter(doubtful).map(|row: Listed| {
             let (reason, why) = match row.state {
@@ -165,11 +165,11 @@ fn read_page(folder: &Folder, entry: &Entry) -> Result<(Life, Snapshot), NotShow
         Life::Gone => return Err(Some((GONE, "its process is gone".to_owned()))),
         Life::Replaced => return Err(Some((GONE, "its process runs another program now".to_owned()))),
         // Only root reads others' folders, in which anybody may put a page of any process's number.
-        Life::Running | Life::Stopped if !may_be_of(entry.pid, folder.owner()) => {
+        Life::Running | Life::Stopped | Life::Frozen if !may_be_of(entry.pid, folder.owner()) => {
             let owner = folder.owner();
             return Err(Some(("owner", format!("made by user {owner}, and its process is another user's"))));
         }
-        Life::Running | Life::Stopped | Life::Elsewhere | Life::Unknown => {}
+        Life::Running | Life::Stopped | Life::Frozen | Life::Elsewhere | Life::Unknown => {}
     }
     let told = read(&file).map_err(|error| unreadable(&error))?;
     let identity = &told.process.identity;

@@ -484,7 +484,7 @@ events! {
     }
     /// Whoever watches over the machine's memory said that it is short (`MEMORY_PRESSURE_WATCH`), and what could be spared was given back.
     MemoryPressure = "memory.pressure" (Memory, Info) {
-        /// Bytes of the pool's freed memory, on GPUs and on the host.
+        /// Bytes of the pool's freed memory, on GPUs and on the host, and of plain memory that a suspended program was in.
         bytes: u64,
         /// Bytes of freed pinned memory.
         pinned: u64,

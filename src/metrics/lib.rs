@@ -34,7 +34,7 @@ mod models;
 
 pub use door::Door;
 pub use layout::{BYTES, Counter, VERSION};
-pub use line::Standing;
+pub use line::{Serving, Standing};
 #[cfg(not(loom))]
 pub use map::{Map, NoPage, ring};
 pub use model::{

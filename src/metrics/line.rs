@@ -52,6 +52,27 @@ impl Standing {
     }
 }
 
+/// The places before the line, one for each thing that a process may be asked: whoever has its ear holds one, so that others know what it is at.
+const SERVED: i64 = HEAD - 256;
+
+/// What a process is at for a command.
+pub struct Serving;
+
+impl Serving {
+    /// Says that the process of this page, which is open for writing, does this from now on, as long as the descriptor is open.
+    pub fn begin(page: BorrowedFd<'_>, what: usize) {
+        // Where the system knows no such locks nobody is told.
+        let _ = lock(page, libc::F_OFD_SETLK, libc::F_WRLCK, SERVED + what as i64, 1);
+    }
+
+    /// What it does for somebody else, if anything.
+    pub fn look(page: BorrowedFd<'_>) -> Option<usize> {
+        let found = lock(page, libc::F_OFD_GETLK, libc::F_WRLCK, SERVED, HEAD - SERVED).ok()?;
+        let at = usize::try_from(found.l_start - SERVED).ok()?;
+        (i32::from(found.l_type) != libc::F_UNLCK).then_some(at)
+    }
+}
+
 /// One of those who stand there and are not stopped.
 fn one_of(page: BorrowedFd<'_>, places: Range<i64>) -> Result<Option<Standing>, Errno> {
     if places.is_empty() {
@@ -93,6 +114,21 @@ mod tests {
     use super::*;
     use std::fs::File;
     use std::os::fd::AsFd;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has neither /proc nor locks of open files")]
+    fn what_a_process_is_at_is_known_until_whoever_asked_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("page");
+        let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
+        let (winner, loser) = (open(), open());
+        assert_eq!(Serving::look(loser.as_fd()), None);
+        Serving::begin(winner.as_fd(), 3);
+        let standing = Standing::at_end(loser.as_fd()).unwrap();
+        assert_eq!((Serving::look(loser.as_fd()), standing.before(loser.as_fd()).unwrap()), (Some(3), None));
+        drop(winner);
+        assert_eq!(Serving::look(loser.as_fd()), None);
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri has neither /proc nor locks of open files")]

@@ -30,6 +30,8 @@ pub enum Life {
     Running,
     /// It does, and is stopped (SIGSTOP, a debugger).
     Stopped,
+    /// It does, and its control group is frozen (a container that is paused).
+    Frozen,
     /// The process is gone, and its number may be another's.
     Gone,
     /// The process runs another program now (`exec`).
@@ -46,11 +48,17 @@ impl Life {
         matches!(self, Life::Gone | Life::Replaced)
     }
 
+    /// Whether it answers nobody before somebody lets it go on.
+    pub fn is_halted(self) -> bool {
+        matches!(self, Life::Stopped | Life::Frozen)
+    }
+
     /// For people.
     pub fn word(self) -> &'static str {
         match self {
             Life::Running => "running",
             Life::Stopped => "stopped",
+            Life::Frozen => "frozen",
             Life::Gone => "gone",
             Life::Replaced => "replaced",
             Life::Elsewhere => "elsewhere",
@@ -132,7 +140,10 @@ impl Identity {
             Ok(Some(stat)) if stat.state == b'Z' && has_living_thread(self.pid) => {
                 self.judge(Stat { state: b'S', ..stat })
             }
-            Ok(Some(stat)) => self.judge(stat),
+            Ok(Some(stat)) => match self.judge(stat) {
+                Life::Running if is_frozen(self.pid) => Life::Frozen,
+                life => life,
+            },
             Ok(None) => Life::Unknown,
             // The latter: it ended between the opening and the reading.
             Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(NO_SUCH_PROCESS) => {
@@ -161,6 +172,30 @@ fn has_living_thread(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let state = |thread: fs::DirEntry| look(&thread.path().join("stat").to_string_lossy()).ok().flatten();
     threads.filter_map(state).any(|stat| !matches!(stat.state, b'Z' | b'X'))
+}
+
+/// Whether its control group is frozen, or one around that: the system tells of its threads that they sleep. Looked for where groups are by convention.
+fn is_frozen(pid: u32) -> bool {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    is_any_frozen(&groups, |file| fs::read_to_string(file).ok())
+}
+
+/// `groups`: as in `/proc/PID/cgroup`.
+fn is_any_frozen(groups: &str, read: impl Fn(&str) -> Option<String>) -> bool {
+    groups.lines().any(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { return false };
+        let path = path.trim_end_matches('/');
+        let says = |file: String, word: &str| read(&file).is_some_and(|text| text.lines().any(|line| line == word));
+        let mut second = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter();
+        match controllers {
+            "" => second.any(|mount| says(format!("{mount}{path}/cgroup.events"), "frozen 1")),
+            _ => {
+                controllers.split(',').any(|controller| controller == "freezer")
+                    && says(format!("/sys/fs/cgroup/freezer{path}/freezer.state"), "FROZEN")
+            }
+        }
+    })
 }
 
 const NO_SUCH_PROCESS: i32 = 3;
@@ -205,6 +240,20 @@ mod tests {
         assert_eq!(page.judge(Stat { started: 5572, ..now }), Life::Gone);
         assert_eq!(page.judge(Stat { stack: 140_752, ..now }), Life::Replaced);
         assert_eq!(page.judge(Stat { stack: 0, ..now }), Life::Running, "not told to us, and so nothing is known");
+    }
+
+    #[test]
+    fn a_group_of_either_version_may_be_frozen() {
+        let of = |groups: &str, file: &str, text: &str| {
+            is_any_frozen(groups, |asked| (asked == file).then(|| text.to_owned()))
+        };
+        let second = "1:name=systemd:/\n0::/system.slice/docker-1.scope\n";
+        let events = "/sys/fs/cgroup/system.slice/docker-1.scope/cgroup.events";
+        assert!(of(second, events, "populated 1\nfrozen 1\n") && !of(second, events, "populated 1\nfrozen 0\n"));
+        let first = "7:freezer,cpu:/docker/1\n0::/\n";
+        let state = "/sys/fs/cgroup/freezer/docker/1/freezer.state";
+        assert!(of(first, state, "FROZEN\n") && !of(first, state, "THAWED\n"));
+        assert!(!of("", state, "FROZEN\n") && !of("7:freezer", state, "FROZEN\n"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::Mover;
 use crate::chunks::Chunk;
 use crate::drive;
-use crate::moving::{Laid, MoveError, Plan, Rearranged, Step, Stopped, Wanted};
+use crate::moving::{Laid, MoveError, Plan, Rearranged, Step, Stopped, Wanted, Wave};
 use crate::pool::Pool;
 use crate::state::bytes_of;
 
@@ -21,8 +21,8 @@ impl<B: Mover> Pool<B> {
         stop: impl FnOnce() -> Option<S>,
     ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
         let readers = self.backend.readers();
-        let longest = plan.steps().map(|step| step.old.len() + step.new.len()).max().unwrap_or(0);
-        let mut mapped = Vec::with_capacity(longest);
+        let all = |wave: &Wave| wave.steps.iter().map(|step| step.old.len() + step.new.len()).sum();
+        let mut mapped = Vec::with_capacity(plan.waves.iter().map(all).max().unwrap_or(0));
         let cut_short = if plan.waves.is_empty() {
             Ok(())
         } else {
@@ -69,28 +69,31 @@ impl<B: Mover> Pool<B> {
                 return Err(MoveError::NotQuiet);
             }
             before.into_iter().for_each(|before| self.covered(before));
-            for step in &mut wave.steps {
-                self.remap(step, &plan.memory, mapped).map_err(MoveError::Backend)?;
-                step.is_done = true;
+            // Those that stand one behind the other at once: the cost is mostly per call.
+            for steps in wave.steps.chunk_by_mut(|one, next| one.is_before(next)) {
+                self.remap(steps, &plan.memory, mapped).map_err(MoveError::Backend)?;
+                steps.iter_mut().for_each(|step| step.is_done = true);
             }
         }
         Ok(())
     }
 
-    /// Maps the new chunks of a step in place of the old ones. On failure the old ones are mapped again, unless the backend refuses
+    /// Maps the new chunks of these steps in place of the old ones. On failure the old ones are mapped again, unless the backend refuses
     /// that for ever.
-    fn remap(&self, step: &Step, memory: &[Chunk<B::Handle>], mapped: &mut Vec<(u32, u32)>) -> Result<(), B::Error> {
+    fn remap(&self, steps: &[Step], memory: &[Chunk<B::Handle>], mapped: &mut Vec<(u32, u32)>) -> Result<(), B::Error> {
+        let (old, new) = (|| steps.iter().flat_map(|step| &step.old), || steps.iter().flat_map(|step| &step.new));
         mapped.clear();
-        mapped.extend(step.old.iter().filter(|old| !old.is_stored).map(|old| (old.start, old.end)));
+        mapped.extend(old().filter(|old| !old.is_stored).map(|old| (old.start, old.end)));
         // Where they are not taken down, nothing has happened.
-        let Err(error) = self.take_down(mapped).and_then(|()| self.put_up(&step.new, memory, mapped)) else {
+        let Err(error) = self.take_down(mapped).and_then(|()| self.put_up(new(), memory, mapped)) else {
             return Ok(());
         };
         for _ in 0..ROUNDS {
-            for (chunks, answer) in [(&step.old, Err(&error)), (&step.new, Ok(()))] {
-                if self.take_down(mapped).is_ok() && self.put_up(chunks, memory, mapped).is_ok() {
-                    return answer.map_err(Clone::clone);
-                }
+            if self.take_down(mapped).is_ok() && self.put_up(old(), memory, mapped).is_ok() {
+                return Err(error);
+            }
+            if self.take_down(mapped).is_ok() && self.put_up(new(), memory, mapped).is_ok() {
+                return Ok(());
             }
         }
         Err(error)
@@ -112,25 +115,27 @@ impl<B: Mover> Pool<B> {
     }
 
     /// Maps these chunks, with all grants; which of them are mapped is added to the list.
-    fn put_up(
+    fn put_up<'a>(
         &self,
-        chunks: &[Laid],
+        chunks: impl Iterator<Item = &'a Laid> + Clone,
         memory: &[Chunk<B::Handle>],
         mapped: &mut Vec<(u32, u32)>,
     ) -> Result<(), B::Error> {
-        for chunk in chunks.iter().filter(|chunk| !chunk.is_stored) {
+        let chunks = chunks.filter(|chunk| !chunk.is_stored);
+        for chunk in chunks.clone() {
             let handle = memory[chunk.memory].handle;
             let map = || self.backend.map(self.address(chunk.start), bytes_of(chunk.end - chunk.start), handle);
             drive::retry_while_not_ready(map).map_err(drive::error_of)?;
             mapped.push((chunk.start, chunk.end));
         }
-        // Once for neighbours at one place: the cost is mostly per call.
-        for row in chunks.chunk_by(|left, right| left.place == right.place && left.end == right.start) {
-            let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
-            if first.is_stored {
-                continue;
+        // Once for neighbours at one place.
+        let mut chunks = chunks.peekable();
+        while let Some(first) = chunks.next() {
+            let mut end = first.end;
+            while let Some(next) = chunks.next_if(|next| next.place == first.place && next.start == end) {
+                end = next.end;
             }
-            let (address, bytes) = (self.address(first.start), bytes_of(last.end - first.start));
+            let (address, bytes) = (self.address(first.start), bytes_of(end - first.start));
             let place = self.accounts.place(first.place);
             drive::retry_while_not_ready(|| self.backend.grant(address, bytes, place)).map_err(drive::error_of)?;
         }

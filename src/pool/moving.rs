@@ -103,6 +103,13 @@ pub(crate) struct Step {
     pub is_done: bool,
 }
 
+impl Step {
+    /// Whether the other one stands right behind this one.
+    pub fn is_before(&self, other: &Self) -> bool {
+        self.old.last().zip(other.old.first()).is_some_and(|(last, first)| last.end == first.start)
+    }
+}
+
 /// Steps that wait for none of each other, and the copies that they begin with: for each context, its owner's number, its GPU and
 /// the copies.
 pub(crate) struct Wave {

@@ -109,6 +109,7 @@ pub fn by_order(driver: &'static Driver) -> Result<u64, Unrestored> {
             }
         }
     }
+    source.is_back = true;
     tracing::info!(
         target: "gpupool::memory", about = "restore",
         "{} blocks are back by their order, {} from {from}, in {:.2} s; each was read again and compared with its hashes",
@@ -173,6 +174,8 @@ struct Source {
     bytes: u64,
     /// What was to come back by order was asked for.
     is_ordered: bool,
+    /// All of it did.
+    is_back: bool,
 }
 
 enum State {
@@ -269,7 +272,7 @@ fn read(folder: &Path) -> State {
             names.insert(named.name.clone(), stored);
         }
     }
-    State::Open(Box::new(Source { reader, names, blocks: 0, bytes: 0, is_ordered: false }))
+    State::Open(Box::new(Source { reader, names, blocks: 0, bytes: 0, is_ordered: false, is_back: false }))
 }
 
 /// This rank's part of the newest whole image of a job; `None`: the folder has none of a job.
@@ -323,7 +326,9 @@ pub fn judge() {
     let (generation, blocks, bytes, left, others) = match &*state {
         State::Open(source) => {
             let generation = source.reader.manifest().generation;
-            (generation, source.blocks, source.bytes, names(source, false), names(source, true))
+            // What came back as a whole is asked for by no name.
+            let names = |is_other| if source.is_back { Vec::new() } else { names(source, is_other) };
+            (generation, source.blocks, source.bytes, names(false), names(true))
         }
         // It was told why.
         State::Failed => return,

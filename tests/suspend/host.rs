@@ -39,8 +39,8 @@ fn on_host(page: &Snapshot) -> (u64, u64) {
 }
 
 #[test]
-fn memory_lies_on_the_host_once_and_none_of_it_is_kept_there() {
-    let mut program = suspended("2x1GiB").log().start(None);
+fn memory_lies_on_the_host_once_and_none_of_it_stays_there() {
+    let mut program = suspended("2x1GiB").env("GPUPOOL_IDLE", "100ms").log().start(None);
     program.ask("keep 256");
     at_work(&mut program, 8);
     for round in 0..6 {
@@ -226,7 +226,7 @@ const ITS_HANDLE: &str = "on 0 of kind 1, access 1, the same, right";
 
 #[test]
 fn what_the_program_made_itself_goes_the_same_way() {
-    let mut program = suspended("2x1GiB").log().start(None);
+    let mut program = suspended("2x1GiB").env("GPUPOOL_IDLE", "100ms").log().start(None);
     assert_eq!(program.ask("make 256"), "made");
     assert_eq!(program.ask("handle"), ITS_HANDLE);
     at_work(&mut program, 2);

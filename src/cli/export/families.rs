@@ -68,7 +68,7 @@ families! {
     GPU_MEMORY: Gauge false "gpupool_gpu_memory_bytes" ["gpu"] "Memory of a GPU.";
 
     PROCESS: Gauge true "gpupool_process_info" ["pid", "user", "mode", "version"] "A process that runs under gpupool.";
-    STOPPED: Gauge true "gpupool_process_stopped" [] "1 while the process is stopped (SIGSTOP, a debugger), and what it told last is old.";
+    STOPPED: Gauge true "gpupool_process_stopped" [] "1 while the process is stopped (SIGSTOP, a debugger) or frozen (its control group), and what it told last is old.";
     CREATED: Gauge true "gpupool_process_first_allocation_timestamp_seconds" [] "When the process first allocated.";
     UPDATED: Gauge true "gpupool_process_updated_timestamp_seconds" [] "When the process last told of a change.";
 
@@ -163,7 +163,7 @@ impl<'a> Families<'a> {
         let of = Some(number);
         let (pid, user) = (process.identity.pid.to_string(), owner.to_string());
         self.set(&PROCESS, of, &[&pid, &user, &levels.mode, &process.library], 1.0);
-        self.set(&STOPPED, of, &[], f64::from(u8::from(*state == gpupool_metrics::Life::Stopped)));
+        self.set(&STOPPED, of, &[], f64::from(u8::from(state.is_halted())));
         self.set(&CREATED, of, &[], seconds(process.created));
         // A page begins before its first levels are known.
         if levels.updated > 0 {

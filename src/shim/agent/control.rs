@@ -44,7 +44,8 @@ pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
         hear(page, publish);
     }
     // Whoever rang may have said it by the file alone: a process that was stopped heard of nothing else.
-    let drains = drains::look().into_iter().chain(vacate::look()).chain(suspend::settle()).min();
+    let drains =
+        drains::look().into_iter().chain(vacate::look()).chain(suspend::settle()).chain(suspend::spare::look()).min();
     if !suspend::waits_for_others() {
         let again = suspend::has_just_failed().then_some(PERIOD);
         return again.into_iter().chain(drains).min();

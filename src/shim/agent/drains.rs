@@ -20,6 +20,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// GPUs that were seen to be drained, or to be so no more, and for which nothing was done yet.
 static SEEN: Mutex<BTreeMap<u32, bool>> = Mutex::new(BTreeMap::new());
 
+/// What was done by itself for files that a command has just written, which then asks what became of it: the GPU, whether it is drained, the bytes and when.
+static BY_ITSELF: Mutex<Vec<(u32, bool, u64, Instant)>> = Mutex::new(Vec::new());
+
 /// When the files were looked at last without a word from anybody.
 static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
 
@@ -59,11 +62,14 @@ pub fn look() -> Option<Duration> {
     let until = Instant::now() + PATIENCE;
     let seen = std::mem::take(&mut *SEEN.lock());
     for (gpu, is_drained) in seen {
-        if is_drained {
-            vacate::drain(gpu, until, &|| true, &mut |_, _| {});
+        let done = if is_drained {
+            vacate::drain(gpu, until, &|| true, &mut |_, _| {})
         } else {
-            vacate::come_back(gpu, until, &|| true, &mut |_, _| {});
-        }
+            vacate::come_back(gpu, until, &|| true, &mut |_, _| {})
+        };
+        let mut all = BY_ITSELF.lock();
+        all.retain(|(known, .., at)| *known != gpu && at.elapsed() < PATIENCE);
+        all.push((gpu, is_drained, done.moved, Instant::now()));
     }
     // What the program frees there goes at once, and does not wait for `GPUPOOL_IDLE`.
     let mut any = false;
@@ -94,7 +100,8 @@ pub fn drain(
 ) -> Result<Vacated, String> {
     let faster = || format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu));
     let Some(ordinal) = seen_as(gpu, true, faster)? else { return Ok(Vacated::default()) };
-    let done = vacate::drain(ordinal, deadline, is_wanted, progress);
+    let mut done = vacate::drain(ordinal, deadline, is_wanted, progress);
+    done.moved += by_itself(ordinal, true);
     // The files say it still, whoever waits for it or does not.
     if !is_wanted() {
         SEEN.lock().insert(ordinal, true);
@@ -114,7 +121,20 @@ pub fn undrain(
 ) -> Result<Vacated, String> {
     let still = "the GPU is still drained for it: somebody else said so (root, or a gpupool drain just now), or a file of that name is left";
     let Some(ordinal) = seen_as(gpu, false, || still.to_owned())? else { return Ok(Vacated::default()) };
-    Ok(vacate::come_back(ordinal, deadline, is_wanted, progress))
+    let mut done = vacate::come_back(ordinal, deadline, is_wanted, progress);
+    done.moved += by_itself(ordinal, false);
+    Ok(done)
+}
+
+/// Bytes that moved for this command before it had asked, since the files said it already.
+fn by_itself(gpu: u32, is_drained: bool) -> u64 {
+    let mut all = BY_ITSELF.lock();
+    let is_of = |(known, drained, _, at): &(u32, bool, u64, Instant)| {
+        (*known, *drained) == (gpu, is_drained) && at.elapsed() < PATIENCE
+    };
+    let bytes = all.iter().find(|done| is_of(done)).map_or(0, |done| done.2);
+    all.retain(|(known, ..)| *known != gpu);
+    bytes
 }
 
 /// The number of this GPU, about which the files are to say so; whoever asked does now what is to be done. `None`: it is not one of the pool's.

@@ -143,6 +143,7 @@ fn place(usage: &PlaceUsage) -> Place {
     // What of it is in plain memory is the host's, as of the pool's.
     let kept = if place == Where::Host(0) { handles::by_hand::bytes_at(Where::Pageable) } else { 0 };
     let own = handles::by_hand::bytes_at(place) + kept;
+    let held = held + if place == Where::Host(0) { suspend::spare::bytes() } else { 0 };
     // What a disk takes is the disk's to say.
     let limit = if on_disk { peak_used } else { limit };
     let drained = matches!(place, Where::Gpu(_)) && backing::terms::is_drained(number);

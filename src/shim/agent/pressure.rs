@@ -4,12 +4,13 @@
 //! The agent sleeps at its page, so that others can ring, and waits for no descriptor; it looks at this one while there is something to spare. What was said
 //! meanwhile is there then.
 //!
-//! What can be spared is freed memory that the pool keeps, on GPUs and on the host, and freed pinned memory; each as far as no GPU may be at work on it.
+//! What can be spared is freed memory that the pool keeps, on GPUs and on the host, what a suspended program was in there, and freed pinned memory; each as far as no GPU may be at work on it.
 
 use crate::log;
 use crate::serve::ipc::Own;
 use crate::serve::memory::idle;
 use crate::serve::pinned;
+use crate::suspend::spare;
 use crate::watch::capture;
 use gpupool_config::format_size;
 use gpupool_events::MemoryPressure;
@@ -215,11 +216,12 @@ fn connect(path: &Path) -> Result<OwnedFd> {
 
 /// Whether there is anything to spare.
 fn is_any() -> bool {
-    idle::freed().is_some_and(|freed| freed.is_any()) || pinned::is_any_unused()
+    idle::freed().is_some_and(|freed| freed.is_any()) || pinned::is_any_unused() || spare::bytes() > 0
 }
 
 fn give_back() {
-    let bytes = idle::give_back_unused(None, u32::MAX, "pressure", "the machine's memory is short");
+    let bytes = spare::reclaim("pressure")
+        + idle::give_back_unused(None, u32::MAX, "pressure", "the machine's memory is short");
     // The driver has something locked meanwhile, which the child of a fork would have as well.
     let part = if capture::under_way() { None } else { idle::Part::begin() };
     let pinned = part.map_or(0, |_part| pinned::trim_quiet("pressure"));

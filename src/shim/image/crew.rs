@@ -30,7 +30,7 @@ const WORTH: u64 = 16;
 /// Which way memory goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// To the host, where it was zero before: what is zero is not written, so that it takes no memory there.
+    /// To the host, where what is zero is not written if it is there already, so that it takes no memory.
     Out,
     Back,
 }
@@ -60,6 +60,8 @@ pub struct Part {
     /// Where it is on the host.
     pub host: usize,
     pub bytes: u64,
+    /// Whether something else may lie there, on the way out. Otherwise it is zero.
+    pub used: bool,
 }
 
 /// Pinned memory of [`Way::buffer`] bytes, and the stream that copies to it or from it.
@@ -168,7 +170,7 @@ impl Crew {
             self.wait_for(buffer.stream)?;
             // SAFETY: the copy that filled the buffer is over, and only this thread has it. The memory of the host is that of whoever called
             // `carry`, and no other thread has this part of it.
-            unsafe { put(buffer.start, part.host, part.bytes as usize) };
+            unsafe { put(buffer.start, part.host, part.bytes as usize, part.used) };
             work.tell(part.bytes);
             Ok(())
         };
@@ -259,7 +261,7 @@ impl Work<'_> {
 /// Why not all of it was carried; `None`: since that was not wanted any more.
 ///
 /// # Safety
-/// The memory of the host is there, nobody uses it or the GPU's meanwhile, and no two parts have any of it in common. On the way out it is zero.
+/// The memory of the host is there, nobody uses it or the GPU's meanwhile, and no two parts have any of it in common. On the way out what is not `used` is zero.
 pub unsafe fn carry(crews: &[(&Crew, Vec<Part>)], heard: &mut dyn FnMut(u64) -> bool) -> Result<(), Option<Failed>> {
     let units: Vec<Vec<Part>> =
         crews.iter().map(|(_, parts)| parts.iter().flat_map(|part| part.cut(UNIT)).collect()).collect();
@@ -317,6 +319,7 @@ impl Part {
             address: self.address + done,
             host: self.host + done as usize,
             bytes: bytes.min(self.bytes - done),
+            used: self.used,
         })
     }
 }
@@ -324,17 +327,18 @@ impl Part {
 /// Bytes that are looked at together.
 const LOOK: usize = 64 << 10;
 
-/// Copies a buffer to memory that is zero, but for what is zero in it.
+/// Copies a buffer to memory that is zero, or was `used` for something else, but for what is zero in both. What was never touched is not looked at: that would
+/// make a page where the system has no large one of zeros.
 ///
 /// # Safety
 /// Both have so many bytes, nobody writes to the buffer, and nobody else uses the memory.
-unsafe fn put(buffer: usize, host: usize, bytes: usize) {
+unsafe fn put(buffer: usize, host: usize, bytes: usize, used: bool) {
     // SAFETY: the caller's.
     let (from, to) = unsafe {
         (std::slice::from_raw_parts(buffer as *const u8, bytes), std::slice::from_raw_parts_mut(host as *mut u8, bytes))
     };
     for (from, to) in from.chunks(LOOK).zip(to.chunks_mut(LOOK)) {
-        if !is_zero(from) {
+        if !is_zero(from) || used && !is_zero(to) {
             to.copy_from_slice(from);
         }
     }

@@ -38,6 +38,11 @@ impl Plain {
         Ok(Self { mapped: mapped as usize, length, process: std::process::id() })
     }
 
+    /// How many bytes it was made for.
+    pub fn bytes(&self) -> u64 {
+        (self.length - LARGE_PAGE) as u64
+    }
+
     /// The first byte, of a large page.
     pub fn start(&self) -> usize {
         self.mapped.next_multiple_of(LARGE_PAGE)

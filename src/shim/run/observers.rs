@@ -5,6 +5,7 @@
 
 use crate::backing::reclaim::Reclaimer;
 use crate::serve::{ipc, managed, memory, pinned};
+use crate::suspend::spare;
 use crate::tiers;
 use crate::watch::capture;
 use crate::watch::context::Observer;
@@ -20,4 +21,7 @@ pub const OF_CONTEXTS: &[&dyn Observer] = &[
 ];
 
 /// See [`crate::backing::reclaim`].
-pub const OF_HOST_MEMORY: &[Reclaimer] = &[pinned::trim];
+pub const OF_HOST_MEMORY: &[Reclaimer] = &[
+    Reclaimer { give_back: spare::reclaim, goes_first: true },
+    Reclaimer { give_back: pinned::trim, goes_first: false },
+];

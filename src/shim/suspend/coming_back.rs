@@ -4,6 +4,7 @@ use super::kept::Kept;
 use super::parting::{BATCH, Parted, Stretch, Why, host_for, living, rearrange};
 use super::put::Put;
 use super::stored::Unread;
+use super::turns::{self, Turn};
 use crate::backing::open::Opened;
 use crate::backing::terms;
 use crate::gate::{Held, Limits};
@@ -30,16 +31,17 @@ pub fn come_back(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(u64, u64), Stuck> {
     let Some(put) = put else {
-        return Ok(bring_back(opened, driver, held, &parted, None, progress));
+        return Ok(bring_back(opened, driver, held, &parted, None, &mut None, progress));
     };
     let mut why = None;
     let back = put.reading(driver, |unread| {
-        let (mut moved, mut stayed) = bring_back(opened, driver, held, &parted, Some((put, unread)), progress);
+        let (mut moved, mut stayed) =
+            bring_back(opened, driver, held, &parted, Some((put, unread)), &mut None, progress);
         let left = still_put(opened, &parted);
         if unread.why().is_none() && !left.is_empty() {
             // It was there before anybody said otherwise, and the program cannot go on without it.
             let _waived = terms::waive(left.iter().map(Parted::from));
-            let (came, _) = bring_back(opened, driver, held, &left, Some((put, unread)), &mut |_, _| {});
+            let (came, _) = bring_back(opened, driver, held, &left, Some((put, unread)), &mut None, &mut |_, _| {});
             moved += came;
             stayed = stayed.saturating_sub(came);
         }
@@ -103,7 +105,7 @@ pub fn settle(
             });
             let batch = &wishes[..count.count()];
             let mut why = None;
-            if let Err(cause) = rearrange(opened, driver, held, batch) {
+            if let Err(cause) = rearrange(opened, driver, held, &Turn::default(), batch) {
                 why = Some(cause);
                 for wish in batch.iter().take_while(|_| unread.why().is_none()) {
                     nearest(opened, driver, held, *wish);
@@ -167,13 +169,14 @@ fn still_put(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
     parted.iter().filter(is_stored).copied().collect()
 }
 
-/// As [`come_back`], as far as it goes: nothing more is tried once something that is mapped nowhere could not be read.
+/// As [`come_back`], as far as it goes: nothing more is tried once something that is mapped nowhere could not be read. `why`: of the last that did not come.
 pub fn bring_back(
     opened: &'static Opened,
     driver: &'static Driver,
     held: &Held,
     parted: &[Parted],
     put: Option<(&Put, &Unread)>,
+    why: &mut Option<Why>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> (u64, u64) {
     let is_unread = || put.is_some_and(|(_, unread)| unread.why().is_some());
@@ -183,67 +186,86 @@ pub fn bring_back(
     let total = parted.iter().map(Parted::bytes).sum();
     progress(0, total);
     let (mut moved, mut stayed) = (0, 0);
-    let mut batch: Vec<Wish> = Vec::new();
-    let mut away: Vec<Parted> = Vec::new();
-    let mut back = |batch: &mut Vec<Wish>, moved: &mut u64, stayed: &mut u64| {
-        let wishes = std::mem::take(batch);
-        if is_unread() {
-            return;
-        }
-        match rearrange(opened, driver, held, &wishes) {
-            Ok(Moved { anchored, shared, .. }) => {
-                let all: u64 = wishes.iter().map(|wish| wish.bytes).sum();
-                // In whole frames, of which the last one of a block is not always full.
-                let kept = (anchored + shared).min(all);
-                *moved += all - kept;
-                *stayed += kept;
-                arrived();
-            }
-            Err(_) => {
-                for wish in wishes {
-                    if is_unread() {
-                        break;
-                    }
-                    match nearest(opened, driver, held, wish) {
-                        Some(place) if place == wish.to || !place.is_host() => *moved += wish.bytes,
-                        // What was freed meanwhile has nowhere to come back to.
-                        None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
-                        _ => *stayed += wish.bytes,
-                    }
-                    arrived();
-                }
-            }
-        }
-        progress(*moved + *stayed, total);
-    };
+    let step = if put.is_some() { BATCH } else { turns::step_of(total) };
+    let mut batches: Vec<Vec<Wish>> = Vec::new();
+    let (mut own, mut away): (Vec<Parted>, Vec<Parted>) = (Vec::new(), Vec::new());
     for parted in parted {
         match parted {
             Parted::Pooled { address, bytes, from, .. } => {
                 let is_ill = |piece: &Piece<Physical>| terms::is_place_left_alone(piece.place);
                 if opened.pool.pieces(address, bytes).iter().any(is_ill) {
+                    *why = Some(Why::ill());
                     stayed += bytes;
                     continue;
                 }
-                batch.push(Wish { address, bytes, to: from });
-                if batch.iter().map(|wish| wish.bytes).sum::<u64>() >= BATCH {
-                    back(&mut batch, &mut moved, &mut stayed);
+                let wish = Wish { address, bytes, to: from };
+                match batches.last_mut() {
+                    Some(batch) if sum_of(batch) < step => batch.push(wish),
+                    _ => batches.push(vec![wish]),
                 }
             }
             Parted::Own { address, .. } if by_hand::is_away(address) => away.push(parted),
-            Parted::Own { address, bytes, asked, from } => {
-                back(&mut batch, &mut moved, &mut stayed);
-                if is_unread() {
-                    continue;
+            Parted::Own { .. } => own.push(parted),
+        }
+    }
+    // In whole frames, of which the last one of a block is not always full.
+    let kept = |batch: &[Wish], back: Moved| (back.anchored + back.shared).min(sum_of(batch));
+    let mut rest: Vec<&[Wish]> = Vec::new();
+    if batches.len() > 1 {
+        turns::carry_out(opened, driver, held, &batches, &|| !is_unread(), &mut |at, back| match back {
+            Ok(back) => {
+                let (all, kept) = (sum_of(&batches[at]), kept(&batches[at], back));
+                (moved, stayed) = (moved + all - kept, stayed + kept);
+                arrived();
+                progress(moved + stayed, total);
+            }
+            Err(_) => rest.push(&batches[at]),
+        });
+    } else {
+        rest.extend(batches.iter().map(Vec::as_slice));
+    }
+    for batch in rest {
+        if is_unread() {
+            break;
+        }
+        match rearrange(opened, driver, held, &Turn::default(), batch) {
+            Ok(back) => {
+                let kept = kept(batch, back);
+                if kept > 0 {
+                    *why = Some(Why::pages());
                 }
-                let stop = || held.stop(driver, &Limits::default()).ok();
-                match by_hand::move_behind(driver, opened, address, bytes, from, asked, stop) {
-                    Ok(()) => moved += bytes,
-                    Err(_) => stayed += bytes,
+                (moved, stayed) = (moved + sum_of(batch) - kept, stayed + kept);
+                arrived();
+            }
+            Err(cause) => {
+                *why = Some(cause);
+                for wish in batch {
+                    if is_unread() {
+                        break;
+                    }
+                    match nearest(opened, driver, held, *wish) {
+                        Some(place) if place == wish.to || !place.is_host() => moved += wish.bytes,
+                        // What was freed meanwhile has nowhere to come back to.
+                        None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
+                        _ => stayed += wish.bytes,
+                    }
+                    arrived();
                 }
             }
         }
+        progress(moved + stayed, total);
     }
-    back(&mut batch, &mut moved, &mut stayed);
+    for parted in own.iter().take_while(|_| !is_unread()) {
+        let Parted::Own { address, bytes, asked, from } = *parted else { continue };
+        let stop = || held.stop(driver, &Limits::default()).ok();
+        match by_hand::move_behind(driver, opened, address, bytes, from, asked, stop) {
+            Ok(()) => moved += bytes,
+            Err(unplaced) => {
+                *why = Some(Why::own(&unplaced));
+                stayed += bytes;
+            }
+        }
+    }
     for batch in own_batches(&away) {
         bring_in(opened, driver, held, batch, &is_unread, &mut |came, bytes| {
             if came {
@@ -256,6 +278,10 @@ pub fn bring_back(
         progress(moved + stayed, total);
     }
     (moved, stayed)
+}
+
+fn sum_of(batch: &[Wish]) -> u64 {
+    batch.iter().map(|wish| wish.bytes).sum()
 }
 
 /// As many of these as are worth one call that copies, of one GPU and from one place.
@@ -321,6 +347,7 @@ fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) ->
     let may = |place: &Place| (is_stored || matches!(place, Place::Gpu(_)) && !is_on_gpu) && *place != wish.to;
     let others = others.into_iter().filter(may);
     std::iter::once(wish.to).chain(others).find(|&to| {
-        rearrange(opened, driver, held, &[Wish { to, ..wish }]).is_ok_and(|moved| moved.anchored + moved.shared == 0)
+        rearrange(opened, driver, held, &Turn::default(), &[Wish { to, ..wish }])
+            .is_ok_and(|moved| moved.anchored + moved.shared == 0)
     })
 }

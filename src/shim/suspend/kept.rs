@@ -2,10 +2,11 @@
 //!
 //! Plain memory of large pages is made ten times as fast as the driver makes host memory (`image/crew.rs`), and it can be swapped out. What
 //! lies there is reached by no GPU, so it comes back before the program goes on, as from a disk. **All of it is copied before any of it leaves**:
-//! what fails meanwhile leaves everything where it was. **On the way back** it goes to the system as soon as what it held has arrived ([`Kept::look_what_arrived`]), so
-//! that memory which has room only on the host then, as another program took its GPU, is there once and not twice. Rejected: to keep the memory from one suspension to the next, which would make the
-//! second one a fifth faster (45 GB/s and not 38), and would take as much of the host for as long as the program runs.
+//! what fails meanwhile leaves everything where it was. **On the way back** what has arrived on a GPU leaves its plain memory behind for the next suspension (`spare.rs`). As soon as something
+//! arrives on the host, as another program took its GPU, or the host is short of memory, everything that has arrived goes to the system, and so does the rest as it arrives
+//! ([`Kept::look_what_arrived`]): it is there once and not twice.
 
+use super::spare;
 use super::stored::{Range, Unread};
 use crate::backing::mover::{self, Load};
 use crate::backing::open::Opened;
@@ -24,6 +25,15 @@ use std::sync::Arc;
 pub struct Kept {
     plain: Vec<Arc<Plain>>,
     ranges: Arc<Mutex<Ranges>>,
+    behind: Mutex<Behind>,
+}
+
+/// What became of plain memory whose contents are elsewhere.
+enum Behind {
+    /// It is there still: these parts.
+    Stays(Vec<(usize, u64)>),
+    /// It goes as soon as it is free.
+    Goes,
 }
 
 /// By address, the bytes and where they are.
@@ -38,15 +48,20 @@ impl Kept {
     /// Why not, in words; nothing is left of it then.
     pub fn copy(driver: &'static Driver, ranges: &[Range], heard: &mut dyn FnMut(u64) -> bool) -> Result<Self, String> {
         let bytes = ranges.iter().map(|range| range.bytes).sum();
-        let plain = Plain::new(bytes)
-            .map_err(|error| format!("the system has no memory of {} for it: {error}", format_size(bytes)))?;
-        let mut at = plain.start();
+        let mut plain = spare::take(bytes);
+        let used = plain.len();
+        let missing = bytes.saturating_sub(plain.iter().map(Plain::bytes).sum());
+        if missing > 0 {
+            let new = Plain::new(missing)
+                .map_err(|error| format!("the system has no memory of {} for it: {error}", format_size(missing)))?;
+            plain.push(new);
+        }
+        let areas = plain.iter().enumerate().map(|(at, plain)| (plain.start(), plain.bytes(), at < used));
         let mut places = Ranges::default();
         let mut of: BTreeMap<(u64, u32), Vec<Part>> = BTreeMap::new();
-        for &Range { owner, home, address, bytes } in ranges {
-            places.0.insert(address, (bytes, at));
-            of.entry((owner, home)).or_default().push(Part { address, host: at, bytes });
-            at += bytes as usize;
+        for (owner, home, part) in laid_out(ranges, areas) {
+            places.0.insert(part.address, (part.bytes, part.host));
+            of.entry((owner, home)).or_default().push(part);
         }
         let crews: Result<Vec<(Crew, Vec<Part>)>, Failed> = of
             .iter()
@@ -62,12 +77,21 @@ impl Kept {
             done += bytes;
             heard(done)
         };
-        // SAFETY: the memory was made above, as much as all ranges together, each of which has a part of its own; it is zero. The program is held.
+        // SAFETY: the memory is as much as all ranges together, each of which has parts of its own; what was made above is zero. The program is held.
         let carried = unsafe { crew::carry(&work, &mut hears) };
         carried.map_err(|failed| {
             failed.map_or_else(|| "whoever asked for it has gone".to_owned(), |failed| failed.to_string())
         })?;
-        Ok(Self { plain: vec![Arc::new(plain)], ranges: Arc::new(Mutex::new(places)) })
+        let plain = plain.into_iter().map(Arc::new).collect();
+        let behind = Mutex::new(Behind::Stays(Vec::new()));
+        Ok(Self { plain, ranges: Arc::new(Mutex::new(places)), behind })
+    }
+
+    /// All of it is elsewhere. Its memory stays for a while, as far as it may.
+    pub fn end(self) {
+        if matches!(*self.behind.lock(), Behind::Stays(_)) {
+            spare::keep(self.plain.into_iter().filter_map(Arc::into_inner).collect());
+        }
     }
 
     /// Whether all that lies at these addresses is kept.
@@ -78,19 +102,41 @@ impl Kept {
     /// What of it is where GPUs reach it again, by the pool's books and those of the program's own memory, is needed no more.
     pub fn look_what_arrived(&self, opened: &Opened) {
         let rows = opened.pool.mapped().into_iter().filter(|row| !row.place.is_stored());
+        let rows = rows.map(|row| (row.address, row.address + row.bytes, row.place.is_host()));
         let own = by_hand::all().into_iter().filter(|own| !own.place.is_stored());
-        let own = own.map(|own| (own.address, own.address + own.bytes));
-        self.arrived(rows.map(|row| (row.address, row.address + row.bytes)).chain(own));
+        let own = own.map(|own| (own.address, own.address + own.bytes, own.place.is_host()));
+        self.arrived(rows.chain(own));
+        let all = self.plain.iter().map(|plain| plain.bytes()).sum();
+        if !spare::may_stay(all) {
+            self.give_back(Vec::new());
+        }
     }
 
-    /// These ranges, of a first and a last address, are elsewhere: of what is kept of them, nothing is needed any more.
-    fn arrived(&self, there: impl Iterator<Item = (u64, u64)>) {
+    /// These ranges, of a first and a last address, are elsewhere, on the host or not: of what is kept of them, nothing is needed any more.
+    fn arrived(&self, there: impl Iterator<Item = (u64, u64, bool)>) {
         let mut gone = Vec::new();
+        let mut is_on_host = false;
         {
             let mut ranges = self.ranges.lock();
-            there.for_each(|(start, end)| ranges.take(start, end, &mut gone));
+            for (start, end, on_host) in there {
+                let before = gone.len();
+                ranges.take(start, end, &mut gone);
+                is_on_host |= on_host && gone.len() > before;
+            }
         }
-        for (host, bytes) in gone {
+        match &mut *self.behind.lock() {
+            Behind::Stays(parts) if !is_on_host => return parts.append(&mut gone),
+            _ => {}
+        }
+        self.give_back(gone);
+    }
+
+    /// These parts go, and so does from now on whatever else nobody needs.
+    fn give_back(&self, mut parts: Vec<(usize, u64)>) {
+        if let Behind::Stays(before) = std::mem::replace(&mut *self.behind.lock(), Behind::Goes) {
+            parts.extend(before);
+        }
+        for (host, bytes) in parts {
             // SAFETY: a part of `plain`, of whole frames, that was taken out of the list, by which alone it is found.
             unsafe { Plain::give_back(host, bytes) };
         }
@@ -100,7 +146,7 @@ impl Kept {
     pub fn join(&mut self, other: Self) {
         self.plain.extend(other.plain);
         let later = std::mem::take(&mut *other.ranges.lock());
-        self.arrived(later.0.iter().map(|(start, (bytes, _))| (*start, start + bytes)));
+        self.arrived(later.0.iter().map(|(start, (bytes, _))| (*start, start + bytes, false)));
         self.ranges.lock().0.extend(later.0);
     }
 
@@ -110,6 +156,29 @@ impl Kept {
         let load = loader(driver, self.plain.clone(), Arc::clone(&self.ranges), unread.clone());
         mover::loading(load, || act(&unread))
     }
+}
+
+/// Where in plain memory each of these goes, one after the other through all areas: of each the first byte, its bytes, and whether something may lie there.
+fn laid_out(ranges: &[Range], areas: impl Iterator<Item = (usize, u64, bool)>) -> Vec<(u64, u32, Part)> {
+    let mut areas = areas.peekable();
+    let mut parts = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        let (mut address, mut left) = (range.address, range.bytes);
+        while left > 0
+            && let Some((host, room, used)) = areas.peek_mut()
+        {
+            let bytes = left.min(*room);
+            if bytes > 0 {
+                parts.push((range.owner, range.home, Part { address, host: *host, bytes, used: *used }));
+            }
+            (address, left) = (address + bytes, left - bytes);
+            (*host, *room) = (*host + bytes as usize, *room - bytes);
+            if *room == 0 {
+                areas.next();
+            }
+        }
+    }
+    parts
 }
 
 /// Brings ranges of the pool's addresses to where they are wanted.
@@ -173,7 +242,7 @@ impl Ranges {
                 break;
             };
             let length = follow.min(bytes - done);
-            parts.push(Some(Part { address: to + done, host, bytes: length }));
+            parts.push(Some(Part { address: to + done, host, bytes: length, used: true }));
             done += length;
         }
         parts
@@ -203,6 +272,16 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_fills_one_area_after_the_other() {
+        let range = |address, bytes| Range { owner: 1, home: 0, address, bytes };
+        let areas = [(1000, 30, true), (2000, 10, true), (3000, 20, false)];
+        let parts = laid_out(&[range(100, 20), range(200, 25), range(300, 15)], areas.into_iter());
+        let parts: Vec<_> = parts.iter().map(|(.., part)| (part.address, part.host, part.bytes, part.used)).collect();
+        let first = [(100, 1000, 20, true), (200, 1020, 10, true), (210, 2000, 10, true)];
+        assert_eq!(parts, [&first[..], &[(220, 3000, 5, false), (300, 3005, 15, false)]].concat());
+    }
 
     #[test]
     fn what_has_arrived_is_found_no_more_and_all_that_is_around_it_still_is() {

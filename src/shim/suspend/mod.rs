@@ -21,7 +21,9 @@ mod coming_back;
 mod kept;
 mod parting;
 mod put;
+pub mod spare;
 mod stored;
+mod turns;
 pub mod vacate;
 
 use crate::backing::level;
@@ -162,6 +164,8 @@ pub fn suspend(
             return back_again(state, Suspended { held, parted, put: None, settles: None }, why);
         }
     };
+    // What of an earlier suspension was not needed for this one is no use to a program that waits.
+    spare::give_back();
     if put.is_some() {
         note_put();
     }
@@ -358,7 +362,13 @@ pub fn suspend_by_itself(target: &Target, deadline: Instant) -> Result<Done, Str
 pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     let is_suspended = settled(Instant::now() + TO_SETTLE)?.is_some();
     let done = match is_suspended {
-        false if vacate::is_any_left() => vacate::bring_left(progress),
+        false if vacate::is_any_left() => {
+            let done = vacate::bring_left(progress);
+            if done.moved == 0 && done.stayed == 0 {
+                return Err("it is not suspended, and what was elsewhere has come back".to_owned());
+            }
+            done
+        }
         _ => come_back(progress)?,
     };
     let Done { moved, stayed, .. } = done;
@@ -616,6 +626,7 @@ pub fn after_fork_in_child() {
     SINCE.store(0, Ordering::Relaxed);
     IS_PUT.store(false, Ordering::Relaxed);
     IS_REMOVING.store(false, Ordering::Relaxed);
+    spare::after_fork_in_child();
 }
 
 /// Closes the gate, as soon as all of the program's work is over, and it is agreed that it stays closed.

@@ -4,7 +4,9 @@
 use super::Target;
 use super::kept::Kept;
 use super::put::Put;
+use super::spare;
 use super::stored::{Range, Stored};
+use super::turns::{self, Turn};
 use crate::backing::open::Opened;
 use crate::backing::{host, residence, terms};
 use crate::gate::{Closed, Held, Limits};
@@ -15,13 +17,14 @@ use crate::watch::context;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_pool::{Block, FRAME, MoveError, Moved, Piece, Place, Stopped, Wish};
+use parking_lot::MutexGuard;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// What moves at a time, so that the end of the process waits for no more: as much as makes the calls that surround it cheap. More where a
-/// chunk or block is larger.
+/// chunk or block is larger, and between GPUs ([`turns::step_of`]).
 pub(super) const BATCH: u64 = 1 << 30;
 /// What is copied to plain memory before it leaves one GPU: half a second's work. What copies it is made anew for each, which takes a twentieth of that.
 const AT_ONCE: u64 = 16 << 30;
@@ -183,10 +186,10 @@ impl Parted {
     }
 }
 
-/// The gate, held, while something moves.
-struct Quiet(Closed<'static>);
+/// The gate, held, while something moves, and whose turn it is.
+struct Quiet<'a>(Closed<'static>, #[expect(dead_code, reason = "it ends with the turn")] MutexGuard<'a, ()>);
 
-impl Stopped for Quiet {
+impl Stopped for Quiet<'_> {
     fn still_quiet(&mut self) -> bool {
         self.0.still_quiet().is_ok()
     }
@@ -214,7 +217,15 @@ impl Why {
         Self::new("room", format!("{place} lacks {} for it", format_size(missing)))
     }
 
-    fn pages() -> Self {
+    pub(super) fn ill() -> Self {
+        Self::new("ill", "it lies on a GPU that had a grave error")
+    }
+
+    pub(super) fn own(unplaced: &Unplaced) -> Self {
+        Self::new("own", unplaced.in_words())
+    }
+
+    pub(super) fn pages() -> Self {
         Self::new(
             "pages",
             "others know it by its pages: another process has it open, a network card or a library has it registered, or gpupool_anchor holds \
@@ -348,7 +359,7 @@ pub fn keep(
     if matches!(leaves, Leaves::Gpu { .. }) {
         near.retain(|(block, _)| host_for(opened, block.home).is_some());
         let mut sum = 0;
-        let first = batches(&near).take_while(|batch| {
+        let first = batches(&near, BATCH).take_while(|batch| {
             let goes = sum < AT_ONCE;
             sum += batch.iter().map(|(_, pieces)| there(leaves, pieces)).sum::<u64>();
             goes
@@ -367,7 +378,7 @@ pub fn keep(
     let Some(&first) = hosts.peek() else { return Ok((None, Some(Full::new(Why::nowhere(), &ranges)))) };
     let allowed: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
     let own = own.into_iter().map(|own| own.bytes).sum();
-    let mut there = host::available().unwrap_or(u64::MAX);
+    let mut there = host::available().map_or(u64::MAX, |there| there + spare::bytes());
     if matches!(leaves, Leaves::Gpu { .. }) {
         there -= BATCH.min(there / 2);
     }
@@ -439,7 +450,24 @@ pub fn leave(
     }
     let mut parted: Vec<Parted> = Vec::new();
     let mut done = 0;
-    for batch in batches(&near) {
+    let is_to_peers = matches!(leaves, Leaves::Suspended { .. }) && !leaves.is_put();
+    let step = if is_to_peers { turns::step_of(total) } else { BATCH };
+    let mut rest: Vec<&[Stretch]> = batches(&near, step).collect();
+    // Of a program that goes on, as much leaves at a time as there is time for.
+    if matches!(leaves, Leaves::Suspended { .. }) && rest.len() > 1 {
+        parted.extend(near.iter().flat_map(|(block, pieces)| places_before(block, pieces, leaves)));
+        rest = leaving.go_in_turns(rest, &mut |batch| {
+            done += batch.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>();
+            progress(done, total);
+        });
+        for batch in rest {
+            leaving.go(batch);
+            done += batch.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>();
+            progress(done, total);
+        }
+        rest = Vec::new();
+    }
+    for batch in rest {
         if is_over() {
             let bytes: u64 = batch.iter().map(|(_, pieces)| on_gpus(pieces)).sum();
             *leaving.stayed.entry(late()).or_default() += bytes;
@@ -465,9 +493,7 @@ pub fn leave(
         }
         let mut why = leaves.why_nowhere();
         let stop = || held.stop(driver, &Limits::default()).ok();
-        let mut has_gone = |gone: Result<(), Unplaced>| {
-            gone.inspect_err(|unplaced| why = Why::new("own", unplaced.in_words())).is_ok()
-        };
+        let mut has_gone = |gone: Result<(), Unplaced>| gone.inspect_err(|unplaced| why = Why::own(unplaced)).is_ok();
         let is_kept = leaves.put().and_then(Put::on_host).is_some_and(|kept| kept.has(address, bytes));
         let went = is_kept && has_gone(by_hand::put_away(driver, address, bytes, stop))
             || leaving
@@ -577,13 +603,13 @@ fn places_before(block: &Block, pieces: &[Piece<Physical>], leaves: Leaves<'_>) 
 pub(super) type Stretch = (Block, Vec<Piece<Physical>>);
 
 /// Neighbours that stand on one chunk together, since a chunk moves as a whole, and so many that it is worth it.
-fn batches(all: &[Stretch]) -> impl Iterator<Item = &[Stretch]> {
+fn batches(all: &[Stretch], step: u64) -> impl Iterator<Item = &[Stretch]> {
     let mut sum = 0;
     all.chunk_by(move |(one, pieces), (other, next)| {
         sum += one.bytes;
         let shared =
             pieces.last().zip(next.first()).is_some_and(|(last, first)| last.chunk_address == first.chunk_address);
-        let goes_on = shared || sum < BATCH && one.home == other.home;
+        let goes_on = shared || sum < step && one.home == other.home;
         if !goes_on {
             sum = 0;
         }
@@ -605,6 +631,31 @@ impl Leaving<'_> {
         let may =
             |place: &Place| (place.is_host() || !self.leaves.place(*place)) && self.leaves.takes(self.opened, *place);
         self.opened.plan.order(home).into_iter().filter(may).collect()
+    }
+
+    /// Moves these to the first place that they may go to; what did not go there as a whole is the answer.
+    fn go_in_turns<'b>(
+        &mut self,
+        batches: Vec<&'b [Stretch]>,
+        gone: &mut dyn FnMut(&'b [Stretch]),
+    ) -> Vec<&'b [Stretch]> {
+        let wishes_of = |batch: &&[Stretch]| -> Vec<Wish> {
+            let to = batch.first().and_then(|(first, _)| self.targets(first.home).first().copied());
+            to.map(|to| self.wishes(batch, to)).unwrap_or_default()
+        };
+        let (batches, rest): (Vec<_>, Vec<_>) =
+            batches.into_iter().map(|batch| (batch, wishes_of(&batch))).partition(|(_, wishes)| !wishes.is_empty());
+        let mut rest: Vec<&[Stretch]> = rest.into_iter().map(|(batch, _)| batch).collect();
+        let (batches, wishes): (Vec<&[Stretch]>, Vec<Vec<Wish>>) = batches.into_iter().unzip();
+        let (opened, driver, held) = (self.opened, self.driver, self.held);
+        turns::carry_out(opened, driver, held, &wishes, &|| true, &mut |at, moved| match moved {
+            Ok(moved) => {
+                self.note_stayed(moved);
+                gone(batches[at]);
+            }
+            Err(_) => rest.push(batches[at]),
+        });
+        rest
     }
 
     /// Moves all of these, or less and less at a time where there is no room for as much.
@@ -685,13 +736,22 @@ impl Leaving<'_> {
     }
 
     fn rearrange(&self, wishes: &[Wish]) -> Result<Moved, Why> {
-        rearrange(self.opened, self.driver, self.held, wishes)
+        rearrange(self.opened, self.driver, self.held, &Turn::default(), wishes)
     }
 }
 
-pub(super) fn rearrange(opened: &Opened, driver: &'static Driver, held: &Held, wishes: &[Wish]) -> Result<Moved, Why> {
+pub(super) fn rearrange(
+    opened: &Opened,
+    driver: &'static Driver,
+    held: &Held,
+    turn: &Turn,
+    wishes: &[Wish],
+) -> Result<Moved, Why> {
     for _ in 0..TRIES {
-        let stop = || held.stop(driver, &Limits::default()).ok().map(Quiet);
+        let stop = || {
+            let turn = turn.0.lock();
+            Some(Quiet(held.stop(driver, &Limits::default()).ok()?, turn))
+        };
         match opened.pool.rearrange(wishes, stop) {
             Ok(done) => {
                 // Even what is cut short has moved something, to wherever there was room.

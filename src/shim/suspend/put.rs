@@ -90,7 +90,7 @@ impl Rest {
     pub fn end(self) {
         match self {
             Self::Disk(unnamed) => unnamed.end(),
-            Self::Host(kept) => drop(kept),
+            Self::Host(kept) => kept.end(),
         }
     }
 }

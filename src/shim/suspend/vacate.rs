@@ -275,7 +275,7 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     let mut away = AWAY.lock().remove(&gpu).unwrap_or_default();
     // It may have come to its own GPU by another way.
     if let Some(opened) = open::opened() {
-        away = coming_back::not_back(opened, &away);
+        away = coming_back::not_back(opened, &once(away));
     }
     let total: u64 = away.iter().map(Parted::bytes).sum();
     let (mut moved, mut stayed) = (0, 0);
@@ -305,7 +305,11 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
         while Instant::now() < until && !away.is_empty() {
             // Nothing is on a disk while the program is not suspended.
             let next = next_of(&mut away);
-            let (came, not) = coming_back::bring_back(opened, driver, &held, &next, None, &mut |_, _| {});
+            let mut cause = None;
+            let (came, not) = coming_back::bring_back(opened, driver, &held, &next, None, &mut cause, &mut |_, _| {});
+            if let Some(Why { text, .. }) = cause {
+                why = text;
+            }
             left.extend(coming_back::not_back(opened, &next));
             moved += came;
             stayed += not;
@@ -328,6 +332,24 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     }
     let rest = if stayed > 0 { vec![Rest { bytes: stayed, what: why }] } else { Vec::new() };
     Vacated { moved, rest, took: begun.elapsed() }
+}
+
+/// Each byte of these once: what left when a GPU was drained may have left again since, with the whole program.
+fn once(mut away: Vec<Parted>) -> Vec<Parted> {
+    away.sort_by_key(Parted::address);
+    let mut end = 0;
+    let mut rest = |parted: Parted| {
+        let (start, until) = (parted.address().max(end), parted.address() + parted.bytes());
+        end = end.max(until);
+        match parted {
+            _ if start >= until => None,
+            Parted::Pooled { block, start: of, from, .. } => {
+                Some(Parted::Pooled { block, start: of, address: start, bytes: until - start, from })
+            }
+            Parted::Own { .. } => Some(parted),
+        }
+    };
+    away.drain(..).filter_map(&mut rest).collect()
 }
 
 /// About a gibibyte of these.
@@ -520,7 +542,7 @@ pub fn take_back(gpu: u32, room: u64) -> u64 {
     };
     match hold(driver, Instant::now() + SLICE, &|| true, &mut Gently(SHORT_BREATH)) {
         Ok(held) => {
-            let (came, _) = coming_back::bring_back(opened, driver, &held, &back, None, &mut |_, _| {});
+            let (came, _) = coming_back::bring_back(opened, driver, &held, &back, None, &mut None, &mut |_, _| {});
             // What found no room is tried again.
             GIVEN.lock().entry(gpu).or_default().extend(coming_back::not_back(opened, &back));
             drop(held);
@@ -583,6 +605,14 @@ fn besides(gpu: u32, told: u64) -> Vec<Rest> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_left_twice_comes_back_once() {
+        let pooled = |address, bytes| Parted::Pooled { block: 1, start: 100, address, bytes, from: Place::Gpu(0) };
+        let all = once(vec![pooled(200, 50), pooled(100, 40), pooled(100, 40), pooled(120, 60), pooled(210, 10)]);
+        let all: Vec<_> = all.iter().map(|parted| (parted.address(), parted.bytes())).collect();
+        assert_eq!(all, [(100, 40), (140, 40), (200, 50)]);
+    }
 
     #[test]
     fn a_drain_hurries_only_where_the_driver_would_take_longer_than_there_is_time() {

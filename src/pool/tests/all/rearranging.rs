@@ -147,6 +147,20 @@ fn the_host_gets_and_gives_at_once() {
 }
 
 #[test]
+fn what_stands_one_behind_the_other_is_mapped_and_granted_as_one_where_it_goes_together() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * CHUNK), (GPU1, 4 * CHUNK)]);
+    let blocks: Vec<_> = (0..4).map(|_| allocate(&pool, CHUNK).unwrap()).collect();
+    blocks.iter().for_each(|it| fill(&pool, it));
+    for to in [GPU1, GPU0] {
+        pool.backend().inner().log.clear();
+        rearrange(&pool, &blocks.iter().map(|it| whole(it, to)).collect::<Vec<_>>()).unwrap();
+        assert_eq!(["map", "unmap", "grant"].map(|name| calls(&pool, name)), [4, 1, 1]);
+        assert_all(&pool, &blocks);
+    }
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
 fn what_cannot_be_stopped_has_changed_nothing_and_costs_less_the_next_time() {
     let (pool, blocks) = full(8 * CHUNK);
     let wishes = swap(&blocks, [0, 1], [4, 5]);

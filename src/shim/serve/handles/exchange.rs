@@ -12,6 +12,7 @@ use super::anchors::Anchor;
 use super::inventory::{Away, Inventory, Mapping, Origin, Part};
 use super::number::Number;
 use super::{SETTLED, with_inventory};
+use crate::backing::reclaim;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Physical, Properties};
 use gpupool_pool::{Claim, Place};
 
@@ -517,6 +518,7 @@ fn loaded(
     let mut result = CuResult::SUCCESS;
     for it in coming {
         let bytes = it.bytes;
+        reclaim::make_room_at(place);
         match driver.create(bytes, &it.properties(place)) {
             Ok(handle) => parts.push(Part { handle, place, bytes }),
             Err(refused) => {
@@ -568,6 +570,7 @@ fn filled(
 ) -> Result<Physical, Stays> {
     let first = moving.old.first().ok_or(Stays::Unknown)?;
     let properties = driver.properties_of(first.handle).map_err(Stays::Refused)?;
+    reclaim::make_room_at(place);
     let handle = driver.create(bytes, &properties.at(place)).map_err(Stays::Refused)?;
     let part = Part { handle, place, bytes };
     let access = [Access::read_write(copier)];

@@ -247,6 +247,7 @@ fn make(
 ) -> Result<Vec<Part>, (Place, CuResult)> {
     let mut parts: Vec<Part> = Vec::with_capacity(pieces.len());
     for &(place, bytes) in pieces {
+        backing::reclaim::make_room_at(place);
         match driver.create(bytes, &request.properties.at(place)) {
             Ok(handle) => parts.push(Part { handle, place, bytes }),
             Err(result) => {
