@@ -11,9 +11,10 @@
 use super::coming_back;
 use super::parting::{self, Leaves, Onto, Parted, Why};
 use super::put::Put;
-use super::{Agreement, BUSY, Done, STATE, Suspended, hold, opened, told_anew};
+use super::{Agreement, BUSY, Done, STATE, Settles, Suspended, hold, opened, told_anew};
 use crate::backing::{open, residence, terms};
 use crate::gate::{self, Disturbed, Held};
+use crate::image::crew::{Crews, Way};
 use crate::log;
 use crate::nvml;
 use crate::process;
@@ -21,7 +22,7 @@ use crate::serve::handles;
 use crate::serve::memory::{self, idle};
 use crate::watch::context;
 use gpupool_config::{Mode, Move, format_size};
-use gpupool_cuda::Device;
+use gpupool_cuda::{Device, Driver};
 use gpupool_events::{GpuDrain, GpuUndrain};
 use gpupool_pool::{Claim, Place};
 use parking_lot::Mutex;
@@ -384,6 +385,27 @@ fn leave(
         return (0, vec![(lies_there(opened, gpu, which.bounds().0), Why { cause: "rest", text })]);
     };
     let mut state = state;
+    let crews = state.as_mut().and_then(|state| state.settles.as_mut());
+    let mut crews = crews
+        .map_or_else(|| Crews::new(Way::Out), |settles| std::mem::replace(&mut settles.crews, Crews::new(Way::Out)));
+    let left = leave_in((opened, driver), &mut state, &mut crews, (gpu, which), deadline, is_wanted, progress);
+    // Who takes block after block asks again at once.
+    if let Some(settles) = state.as_mut().and_then(|state| state.settles.as_mut()) {
+        settles.crews = crews;
+    }
+    left
+}
+
+/// The same, while this thread has the state; `crews` copy what is put in plain memory.
+fn leave_in(
+    (opened, driver): (&'static open::Opened, &'static Driver),
+    state: &mut Option<Suspended>,
+    crews: &mut Crews,
+    (gpu, which): (u32, Which),
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> (u64, parting::Stayed) {
     let mut moved = 0;
     let mut total = None;
     let (mut may_hurry, mut may_to_peers) = (true, true);
@@ -395,7 +417,7 @@ fn leave(
             return (moved, Vec::new());
         }
         let total = *total.get_or_insert(there);
-        let own = match &*state {
+        let own = match state {
             Some(_) => None,
             None => match hold(driver, deadline, is_wanted, &mut Gently(which.breath())) {
                 Ok(held) => Some(held),
@@ -424,11 +446,13 @@ fn leave(
                 may_to_peers = stayed.iter().any(|(_, why)| parting::is_late(why));
             }
             if parted.is_empty() {
-                let kept = parting::keep(opened, driver, leaves(Onto::Anywhere), is_wanted, &mut step);
+                let kept = parting::keep(opened, driver, leaves(Onto::Anywhere), crews, is_wanted, &mut step);
                 let full;
                 (put, full) = kept.unwrap_or_else(|why| {
                     tracing::debug!(target: "gpupool::memory", about = "recall", "nothing was put in plain memory: {why}");
                     may_hurry = false;
+                    // The program goes on, and may end a context.
+                    *crews = Crews::new(Way::Out);
                     (None, None)
                 });
                 if let Some(put) = &put {
@@ -456,7 +480,7 @@ fn leave(
             Which::Lent | Which::Most(_) => {}
         }
         if let Some(put) = put {
-            settles(&mut state, own, put, went);
+            settles(state, own, put, went);
         }
         // What the memory stood on goes home, or the next part of it would have no room where it goes to.
         give_back(gpu, which);
@@ -476,12 +500,12 @@ fn settles(state: &mut Option<Suspended>, held: Option<Held>, put: Put, bytes: u
     match (state.as_mut(), held) {
         (Some(Suspended { put: Some(before), settles, .. }), _) => {
             before.join(put);
-            if let Some((_, sum)) = settles {
-                *sum += bytes;
+            if let Some(settles) = settles {
+                settles.bytes += bytes;
             }
         }
         (None, Some(held)) => {
-            let settles = Some((Instant::now(), bytes));
+            let settles = Some(Settles { since: Instant::now(), bytes, crews: Crews::new(Way::Out) });
             *state = Some(Suspended { held, parted: Vec::new(), put: Some(put), settles });
         }
         // It is so only while it is settled.
