@@ -406,12 +406,12 @@ fn leave_in(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> (u64, parting::Stayed) {
-    let mut moved = 0;
+    let (mut moved, mut returned) = (0, 0);
     let mut total = None;
     let (mut may_hurry, mut may_to_peers) = (true, true);
     loop {
         let (lent, most) = which.bounds();
-        let most = if most == u64::MAX { most } else { most.saturating_sub(moved) };
+        let most = if most == u64::MAX { most } else { most.saturating_sub(moved + returned) };
         let there = lies_there(opened, gpu, lent).min(most);
         if there == 0 {
             return (moved, Vec::new());
@@ -425,12 +425,23 @@ fn leave_in(
             },
         };
         let Some(held) = own.as_ref().or(state.as_ref().map(|state| &state.held)) else { return (moved, Vec::new()) };
+        // What was freed while a GPU was at work is of no use to anybody, and goes before anything that is.
+        let most = if matches!(which, Which::Given { .. }) {
+            let now = give_back(gpu, which);
+            returned += now;
+            most.saturating_sub(now)
+        } else {
+            most
+        };
+        if most == 0 {
+            return (moved, Vec::new());
+        }
         let is_suspended = state.as_ref().is_some_and(|state| state.settles.is_none());
         let hurries =
             may_hurry && !is_suspended && which.hurries(there, deadline.saturating_duration_since(Instant::now()));
         let before = moved;
         let mut step = |done: u64, _: u64| progress((before + done).min(total), total);
-        let cap = which.cap().saturating_sub(moved);
+        let cap = which.cap().saturating_sub(moved + returned);
         let leaves = |onto| Leaves::Gpu { gpu, lent, most, cap, onto };
         let until = deadline.min(Instant::now() + SLICE);
         let (mut parted, mut stayed, mut put) = (Vec::new(), Vec::new(), None);
@@ -513,9 +524,9 @@ fn settles(state: &mut Option<Suspended>, held: Option<Held>, put: Put, bytes: u
     }
 }
 
-/// What is free there goes to the driver, as far as no GPU may be at work on it.
-pub fn give_back(gpu: u32, which: Which) {
-    idle::give_back_unused(Some(Place::Gpu(gpu)), u32::MAX, which.word(), &format!("GPU {gpu} is left"));
+/// What is free there goes to the driver, as far as no GPU may be at work on it; the bytes.
+pub fn give_back(gpu: u32, which: Which) -> u64 {
+    idle::give_back_unused(Some(Place::Gpu(gpu)), u32::MAX, which.word(), &format!("GPU {gpu} is left"))
 }
 
 /// GPUs that something left for somebody else.
@@ -523,9 +534,25 @@ pub fn given() -> Vec<u32> {
     GIVEN.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect()
 }
 
+/// What the program has freed of that comes back nowhere, and would take the room of what does.
+fn forget_freed(gpu: u32) {
+    let given = GIVEN.lock().remove(&gpu);
+    if let Some((given, opened)) = given.zip(open::opened()) {
+        let given = parting::living(opened, given);
+        GIVEN.lock().insert(gpu, given);
+    }
+}
+
+/// Bytes of such memory of one of them.
+pub fn given_of(gpu: u32) -> u64 {
+    forget_freed(gpu);
+    GIVEN.lock().get(&gpu).map_or(0, |parted| parted.iter().map(Parted::bytes).sum())
+}
+
 /// Has of that so much come back as there is `room` for; the bytes. What did not come is tried again by the next call.
 pub fn take_back(gpu: u32, room: u64) -> u64 {
     let mut sum = 0;
+    forget_freed(gpu);
     let back: Vec<Parted> = {
         let mut given = GIVEN.lock();
         let Some(away) = given.get_mut(&gpu) else { return 0 };
