@@ -161,7 +161,9 @@ fn who_takes_block_after_block_asks_for_more_at_a_time() {
     let machine = Machine::new("1x480MiB");
     let low = machine.holder(machine.neighbour(0, 10), 440);
     let mut high = machine.start(machine.neighbour(0, 90));
-    (0..20).for_each(|_| drop(takes(&mut high, 20)));
+    for _ in 0..20 {
+        takes(&mut high, 20);
+    }
     let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 400 * MIB);
     assert_eq!((held(&page, 0), page.levels.residence.on_host), (400 * MIB, 0), "{page:?}");
     is_whole(low);
