@@ -172,6 +172,8 @@ fn what_a_program_had_freed_goes_before_what_it_uses_and_it_keeps_what_it_is_gua
     for _ in 0..5 {
         takes(&mut low, 40);
     }
+    // Who asks knows of it, and waits.
+    machine.until(&low, "a page", |page| held(page, 0) >= 200 * MIB);
     let mut high = machine.holder(machine.neighbour(0, 90), 2);
     assert_eq!(low.ask("spin"), "it spins");
     (0..2).for_each(|_| assert_eq!(low.ask("drop"), "dropped"));
