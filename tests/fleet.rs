@@ -13,6 +13,7 @@ mod upset;
 
 use gpupool_events::{Event, Reader};
 use gpupool_metrics::{Place, Snapshot};
+use gpupool_wire::control::Request;
 use harness::{Run, Running, artifact_folder, at_work, driver_folder_with_nvml, eventually, goes_on, page_of};
 use serde_json::Value;
 use std::io::BufReader;
@@ -334,8 +335,8 @@ fn a_drain_whose_command_is_killed_goes_on_and_ends_with_undrain() {
     ends_well(program);
 }
 
-/// Listens where commands do, and says something to whoever connects; whether that one went on.
-fn say_nonsense(page: &Path, words: &[u8]) {
+/// Listens where commands do, as this user or another one, and says something to whoever connects; how many bytes the last answer has.
+fn say(page: &Path, words: &[u8], user: Option<libc::uid_t>) -> isize {
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     use std::os::unix::ffi::OsStrExt;
     let name = page.with_extension("call");
@@ -353,25 +354,55 @@ fn say_nonsense(page: &Path, words: &[u8]) {
         libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size_of::<libc::sockaddr_un>() as libc::socklen_t)
     };
     assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor is a bound socket; the program's agent looks once a second, and connects.
-    let other = unsafe {
-        assert_eq!(libc::listen(socket.as_raw_fd(), 1), 0);
-        OwnedFd::from_raw_fd(libc::accept(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut()))
+    let listens = || {
+        // SAFETY: the call of the system itself changes the user of this thread alone, which ends afterwards; the descriptor is a bound socket.
+        unsafe {
+            if let Some(user) = user {
+                assert_eq!(libc::syscall(libc::SYS_setresuid, user, user, user), 0);
+            }
+            assert_eq!(libc::listen(socket.as_raw_fd(), 1), 0);
+        }
     };
+    std::thread::scope(|scope| scope.spawn(listens).join().unwrap());
+    // SAFETY: the descriptor is a socket that listens; the program's agent looks once a second, and connects.
+    let other =
+        unsafe { OwnedFd::from_raw_fd(libc::accept(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut())) };
     std::fs::remove_file(name).unwrap();
     // SAFETY: the bytes are readable for their length, and the buffer is writable for its own.
     unsafe {
-        assert_eq!(
-            libc::send(other.as_raw_fd(), words.as_ptr().cast(), words.len(), libc::MSG_NOSIGNAL),
-            words.len() as isize
-        );
+        // Who has hung up already hears nothing.
+        let said = libc::send(other.as_raw_fd(), words.as_ptr().cast(), words.len(), libc::MSG_NOSIGNAL);
+        assert!(said == words.len() as isize || user.is_some(), "{}", std::io::Error::last_os_error());
         let mut answer = [0u8; 64];
-        assert_eq!(
-            libc::recv(other.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0),
-            0,
-            "it answers nonsense"
-        );
+        let mut last = 0;
+        loop {
+            match libc::recv(other.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) {
+                bytes if bytes > 0 => last = bytes,
+                _ => return last,
+            }
+        }
     }
+}
+
+/// The folder keeps other users out. Whoever gets there all the same is not heard.
+#[test]
+fn nobody_does_what_another_user_says() {
+    // SAFETY: the call has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("only root can become another user: not checked");
+        return;
+    }
+    let machine = Machine::new("1x320MiB");
+    let program = machine.holder(machine.neighbour(0, 10), 80);
+    let gpu = machine.page(&program).levels.gpu(0).unwrap().uuid;
+    let folder = std::fs::read_dir(machine.folder.path().join("gpupool")).unwrap().map(|entry| entry.unwrap().path());
+    let page = folder.into_iter().find(|path| path.extension().is_some_and(|kind| kind == "page")).unwrap();
+    let request = Request::GiveWay { gpu, bytes: 20 * MIB, priority: 90, patience: 20_000 }.encode();
+    assert_eq!(say(&page, &request, Some(65534)), 0);
+    assert_eq!(machine.page(&program).levels.residence.on_host, 0);
+    assert!(say(&page, &request, None) > 0, "the user's own");
+    machine.until(&program, "memory on the host", |page| page.levels.residence.on_host >= 20 * MIB);
+    assert_eq!(recall::gave(&recall::is_whole(program)), 20 * MIB);
 }
 
 #[test]
@@ -382,7 +413,7 @@ fn nonsense_on_the_socket_changes_nothing() {
     let folder = std::fs::read_dir(machine.folder.path().join("gpupool")).unwrap().map(|entry| entry.unwrap().path());
     let page = folder.into_iter().find(|path| path.extension().is_some_and(|kind| kind == "page")).unwrap();
     for words in [&b"drain everything"[..], &[0; 300], &[0xff; 24]] {
-        say_nonsense(&page, words);
+        assert_eq!(say(&page, words, None), 0, "it answers nonsense");
     }
     goes_on(&mut program);
     let after = machine.page(&program);

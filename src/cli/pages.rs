@@ -154,7 +154,8 @@ fn read_page(folder: &Folder, entry: &Entry) -> Result<(Life, Snapshot), NotShow
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(None),
         answer => answer.map_err(|error| unreadable(&Unreadable::File(error)))?,
     };
-    let life = identify(&file).map_err(|error| unreadable(&error))?.life();
+    let identity = identify(&file).map_err(|error| unreadable(&error))?;
+    let life = identity.life();
     // Of one that ended in this moment there is nothing to tell: it has said so, or taken its page with it since that was found.
     let has_ended = || {
         let is_taken = folder.page(entry).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
@@ -163,6 +164,9 @@ fn read_page(folder: &Folder, entry: &Entry) -> Result<(Life, Snapshot), NotShow
     match life {
         Life::Gone if has_ended() => return Err(None),
         Life::Gone => return Err(Some((GONE, "its process is gone".to_owned()))),
+        Life::Elsewhere if identity.is_deserted() => {
+            return Err(Some((GONE, "its process is gone, with the container that it was in".to_owned())));
+        }
         Life::Replaced => return Err(Some((GONE, "its process runs another program now".to_owned()))),
         // Only root reads others' folders, in which anybody may put a page of any process's number.
         Life::Running | Life::Stopped | Life::Frozen if !may_be_of(entry.pid, folder.owner()) => {

@@ -4,6 +4,7 @@
 //! - **Loans before belongings.** What lies on a GPU for the sake of another one is a loan, and whoever works there may call it back unless its priority is
 //!   lower. What a program has on its own GPU gives way to a higher priority alone. So of two programs at most one gives way to the other, but for loans.
 //! - **As few as possible are asked**, in this order: who has borrowed before who works there, of these who matters least, and of these who has most.
+//! - **Seldom.** Who asks again at once is on its way to more, and asks for as much again as it has got so far ([`Growth`]).
 //! - **No ping-pong.** What was given stays away for a time, twice as long each time that it was asked for soon after it had come back, and comes back
 //!   only where beside the reserve as much again is free.
 
@@ -64,17 +65,44 @@ pub struct Round<T> {
 }
 
 /// Takes those out who are asked next for so many bytes: as many as have enough together, as far as is known; then all that may have more, who say at once
-/// whether they do, since what is known of them is up to a second old.
-pub fn next_round<T>(others: &mut Vec<(T, u64)>, bytes: u64) -> Round<T> {
+/// whether they do, since what is known of them is up to a second old. Of the last one that is known to have enough so many bytes more are asked for as
+/// are wanted `ahead`: nobody is asked for these alone.
+pub fn next_round<T>(others: &mut Vec<(T, u64)>, bytes: u64, ahead: u64) -> Round<T> {
     let knows = others.iter().any(|(_, gives)| *gives > 0);
     let (mut missing, mut asked) = (bytes, Vec::new());
     while missing > 0 && !others.is_empty() && (!knows || others[0].1 > 0) {
         let (other, gives) = others.remove(0);
-        let share = if knows { gives.min(missing) } else { missing };
-        missing -= if knows { share } else { 0 };
+        let share = if knows { gives.min(missing.saturating_add(ahead)) } else { missing };
+        missing = if knows { missing.saturating_sub(share) } else { missing };
         asked.push((other, share));
     }
     Round { asked, knows }
+}
+
+/// How long after a question the next one is part of the same growth.
+pub const GROWS_FOR: Duration = Duration::from_secs(1);
+/// What is asked for ahead at most: about what leaves in half a second.
+pub const MOST_AHEAD: u64 = 16 << 30;
+
+/// What a program has got of one GPU by questions that came soon one after the other: as where it takes block after block. Each question costs, so it asks for as much
+/// again as it has got, beyond what it lacks: of what it did not need in the end, it has been given no more than it took. That comes back to whoever gave it after
+/// the guard time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Growth(u64);
+
+impl Growth {
+    /// Bytes to ask for ahead, so long after the last question was answered; `room`: what the program may have there beyond what it lacks.
+    pub fn ahead(&mut self, since: Duration, room: u64) -> u64 {
+        if since > GROWS_FOR {
+            self.0 = 0;
+        }
+        self.0.min(MOST_AHEAD).min(room)
+    }
+
+    /// So much was freed for it.
+    pub fn got(&mut self, bytes: u64) {
+        self.0 = self.0.saturating_add(bytes);
+    }
 }
 
 /// On which terms a program gives way.
@@ -162,10 +190,15 @@ mod tests {
         ];
         let mut order = in_order(others, 60);
         assert_eq!(order, [("least", 2), ("much", 15), ("own", 9), ("none", 0)]);
-        assert_eq!(next_round(&mut order, 7), Round { asked: vec![("least", 2), ("much", 5)], knows: true });
-        assert_eq!(next_round(&mut order, 20), Round { asked: vec![("own", 9)], knows: true });
-        assert_eq!(next_round(&mut order, 20), Round { asked: vec![("none", 20)], knows: false });
-        assert_eq!(next_round(&mut order, 20).asked, []);
+        // Ahead is asked for where there is more than what lacks, and nobody more is asked for it.
+        let mut ahead = order.clone();
+        assert_eq!(next_round(&mut ahead, 7, 4).asked, [("least", 2), ("much", 9)]);
+        assert_eq!(next_round(&mut ahead, 5, 9).asked, [("own", 9)]);
+        assert_eq!(next_round(&mut ahead, 5, 9).asked, [("none", 5)]);
+        assert_eq!(next_round(&mut order, 7, 0), Round { asked: vec![("least", 2), ("much", 5)], knows: true });
+        assert_eq!(next_round(&mut order, 20, 0), Round { asked: vec![("own", 9)], knows: true });
+        assert_eq!(next_round(&mut order, 20, 0), Round { asked: vec![("none", 20)], knows: false });
+        assert_eq!(next_round(&mut order, 20, 0).asked, []);
     }
 
     #[test]
@@ -181,6 +214,26 @@ mod tests {
         }
         assert_eq!(guard.asked(seconds(1)), LONGEST_GUARD);
         assert_eq!(guard.asked(2 * LONGEST_GUARD), GUARD);
+    }
+
+    #[test]
+    fn who_takes_block_after_block_asks_for_as_much_again_as_it_got_and_who_does_not_for_what_it_lacks() {
+        const GIB: u64 = 1 << 30;
+        let (soon, later) = (Duration::from_millis(10), GROWS_FOR + Duration::from_millis(1));
+        let mut growth = Growth::default();
+        // Blocks of a gibibyte: how many questions 50 of them take.
+        let (mut questions, mut free) = (0, 0);
+        for _ in 0..50 {
+            if free == 0 {
+                let bytes = GIB + growth.ahead(soon, u64::MAX);
+                growth.got(bytes);
+                (questions, free) = (questions + 1, bytes / GIB);
+            }
+            free -= 1;
+        }
+        assert_eq!(questions, 7);
+        assert_eq!((growth.ahead(soon, u64::MAX), growth.ahead(soon, 3)), (MOST_AHEAD, 3));
+        assert_eq!((growth.ahead(later, u64::MAX), growth.ahead(soon, u64::MAX)), (0, 0));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! looked at by its descriptor, so what was looked at is what is used.
 
 use crate::model::now;
-use crate::process::{Identity, stat};
+use crate::process::{Identity, Life, stat};
 use crate::reader::identify;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
@@ -306,7 +306,10 @@ impl Folder {
         }
         let Ok(file) = self.page(entry) else { return false };
         match identify(&file) {
-            Ok(identity) => identity.life().is_over(),
+            Ok(identity) => match identity.life() {
+                Life::Elsewhere => identity.is_deserted(),
+                life => life.is_over(),
+            },
             // It ended before it said whose it is; or it is in another PID namespace, where its number is another one, and is
             // just about to say so, which takes no minute.
             Err(_) => entry.unfinished && is_old(&file),

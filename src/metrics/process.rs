@@ -153,6 +153,29 @@ impl Identity {
         }
     }
 
+    /// Whether it was in a PID namespace in which nobody is left: a container that has ended. Known to whoever sees the processes of all of these; nobody else is told so.
+    /// Asks about each process of the machine.
+    pub fn is_deserted(&self) -> bool {
+        let user = rustix::process::geteuid();
+        let may_be_ours = |pid| user.is_root() || may_be_of(pid, user.as_raw());
+        // The first process of all is in the first namespace, and may not be looked at.
+        let is_there = |pid| match fs::metadata(format!("/proc/{pid}/ns/pid")) {
+            Ok(other) => other.ino() == self.namespace,
+            // Of one that has ended nothing is told, nor to anybody else of another user's.
+            Err(_) => {
+                let is_over = |stat: Stat| matches!(stat.state, b'Z' | b'X') && !has_living_thread(pid);
+                pid != 1 && !stat(pid).is_none_or(is_over) && may_be_ours(pid)
+            }
+        };
+        let own = namespace();
+        if own != INITIAL || self.namespace == 0 || self.namespace == own {
+            return false;
+        }
+        let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let mut numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).peekable();
+        numbers.peek().is_some() && !numbers.any(is_there)
+    }
+
     fn judge(&self, stat: Stat) -> Life {
         let Stat { state, started, stack } = stat;
         if started != self.started || matches!(state, b'Z' | b'X') {
@@ -210,6 +233,9 @@ fn boot() -> [u8; 16] {
     }
     boot
 }
+
+/// The PID namespace that the machine starts with, from which all others are seen (`PROC_PID_INIT_INO` of the kernel).
+const INITIAL: u64 = 0xEFFF_FFFC;
 
 /// The PID namespace that this process sees `/proc` from; 0 where the system does not tell.
 fn namespace() -> u64 {

@@ -155,24 +155,46 @@ fn a_gpu_is_free_before_the_driver_has_made_memory_on_the_host_for_what_left_it(
     is_whole(high);
 }
 
+/// As one does that loads a model: each question costs.
+#[test]
+fn who_takes_block_after_block_asks_for_more_at_a_time() {
+    let machine = Machine::new("1x480MiB");
+    let low = machine.holder(machine.neighbour(0, 10), 440);
+    let mut high = machine.start(machine.neighbour(0, 90));
+    for _ in 0..20 {
+        takes(&mut high, 20);
+    }
+    let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 400 * MIB);
+    assert_eq!((held(&page, 0), page.levels.residence.on_host), (400 * MIB, 0), "{page:?}");
+    is_whole(low);
+    let questions = asked(&is_whole(high));
+    // Each but the first few is for as much again as all before it.
+    assert!(questions.len() <= 8 && questions.last() > questions.first(), "{questions:?}");
+}
+
 /// Each call fails now and then on the way to plain memory and to the host.
 #[test]
 fn a_call_of_the_driver_that_fails_during_a_recall_to_the_host_loses_nothing() {
     let machine = Machine::new("1x320MiB");
     let mut low = machine.holder(machine.neighbour(0, 10), 280);
-    let mut high = machine.start(machine.neighbour(0, 90));
+    let mut all = Vec::new();
     let out = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemcpyDtoHAsync_v2"];
     let back = ["cuMemcpyHtoDAsync_v2", "cuMemHostRegister_v2", "cuStreamCreate", "cuStreamSynchronize"];
     for (at, call) in (0..).zip(out.into_iter().chain(back)) {
         let code = [2, 999][at % 2];
         let faults: Vec<String> = (0..3).map(|time| format!("{call}:{}={code}", 1 + at % 3 + time * 2)).collect();
         assert_eq!(low.ask(&format!("faults {}", faults.join(","))), "armed");
-        takes(&mut high, 20);
+        // Another one each time: who asks again at once asks for more, and has it then.
+        let mut high = machine.start(machine.neighbour(0, 90));
+        takes(&mut high, 18);
         assert_eq!(low.ask("check"), "0", "{call}");
+        all.push(high);
     }
-    let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 200 * MIB);
-    assert!(held(&page, 0) >= 160 * MIB, "{page:?}");
-    is_whole(high);
+    let near = |high: &Running| held(&machine.until(high, "its memory", |page| page.levels.live_bytes == 18 * MIB), 0);
+    let near: u64 = all.iter().map(near).sum();
+    assert!(near >= 140 * MIB, "{near}");
+    let questions: Vec<_> = all.into_iter().map(|high| asked(&is_whole(high))).collect();
+    assert!(questions.iter().filter(|asked| !asked.is_empty()).count() >= 9, "{questions:?}");
     is_whole(low);
 }
 

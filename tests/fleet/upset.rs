@@ -163,6 +163,32 @@ fn a_giver_that_forks_in_the_middle_gives_what_it_was_to() {
     is_whole_later(high);
 }
 
+/// A program at work frees memory that its GPU may still use, which leaves once that is at rest, before anything that is in use.
+#[test]
+fn what_a_program_had_freed_goes_before_what_it_uses_and_it_keeps_what_it_is_guaranteed() {
+    let machine = Machine::new("1x320MiB");
+    let low = machine.low().env("GPUPOOL_FREE", "lazy").env("GPUPOOL_IDLE", "off").env("GPUPOOL_GUARANTEE", "0:100MiB");
+    let mut low = machine.start(low);
+    for _ in 0..5 {
+        takes(&mut low, 40);
+    }
+    // Who asks knows of it, and waits.
+    machine.until(&low, "a page", |page| held(page, 0) >= 200 * MIB);
+    let mut high = machine.holder(machine.neighbour(0, 90), 2);
+    assert_eq!(low.ask("spin"), "it spins");
+    (0..2).for_each(|_| assert_eq!(low.ask("drop"), "dropped"));
+    let agent = agent(&low);
+    high.tell("take 200");
+    agent.ends_call(libc::SYS_sendmsg, |_| true);
+    assert_eq!(low.ask("release"), "it ends");
+    drop(agent);
+    high.ask("check").parse::<u64>().unwrap();
+    let page = machine.until(&low, "less than it had", |page| held(page, 0) <= 120 * MIB);
+    assert!(held(&page, 0) >= 100 * MIB, "{page:?}");
+    is_whole(low);
+    is_whole_later(high);
+}
+
 #[test]
 fn who_is_asked_by_one_that_is_killed_or_stopped_then_goes_on_and_answers_the_next() {
     for signal in [libc::SIGKILL, libc::SIGSTOP] {

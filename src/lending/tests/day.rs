@@ -238,7 +238,7 @@ impl Machine {
         let mut others = in_order(stakes, priority);
         let mut freed = 0;
         while freed < bytes && others.first().is_some_and(|(_, gives)| *gives > 0) {
-            for (other, share) in next_round(&mut others, bytes - freed).asked {
+            for (other, share) in next_round(&mut others, bytes - freed, 0).asked {
                 freed += self.give(now, other, gpu, share, priority);
             }
         }

@@ -7,8 +7,10 @@ use gpupool_metrics::drains;
 use gpupool_metrics::folder::{Folder, Roots, Why};
 use gpupool_metrics::{BYTES, Counter, Identity, Levels, Map, Page, Process, Table, Unreadable, read};
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// A machine's folders in one of the test's.
@@ -124,13 +126,12 @@ fn pages_of_processes_that_are_gone_are_removed_and_no_others() {
     let machine = Machine::new();
     let (folder, _) = Folder::own(&machine.roots()).unwrap();
     let own = Identity::own().unwrap();
-    let elsewhere = Identity { namespace: own.namespace + 1, started: 2, ..own };
     let gone = [
         Identity { started: own.started + 1, ..own },
         Identity { pid: i32::MAX as u32, ..own },
         Identity { boot: [9; 16], started: 3, ..own },
     ];
-    for identity in [own, elsewhere].iter().chain(&gone) {
+    for identity in [own].iter().chain(&gone) {
         Map::create(&folder, &process(*identity)).unwrap();
     }
     // Of nobody that is known, and none of ours.
@@ -138,11 +139,37 @@ fn pages_of_processes_that_are_gone_are_removed_and_no_others() {
         fs::write(folder.path().join(name), "").unwrap();
     }
     assert_eq!(folder.clean(), 3);
-    let mut expected =
-        vec!["1-2.page".to_owned(), format!("{}-2.page", own.pid), format!("{}-{}.page", own.pid, own.started)];
+    let mut expected = vec!["1-2.page".to_owned(), format!("{}-{}.page", own.pid, own.started)];
     expected.sort();
     assert_eq!(names(&folder), expected);
     assert_eq!(folder.clean(), 0);
+}
+
+/// As of a container, of which the machine knows whether anybody is left in it, and another container does not.
+#[test]
+fn a_page_of_another_pid_namespace_is_removed_once_nobody_is_left_there() {
+    let machine = Machine::new();
+    let (folder, _) = Folder::own(&machine.roots()).unwrap();
+    let own = Identity::own().unwrap();
+    let mut contained = Command::new("unshare");
+    contained.args(["--pid", "--fork", "--kill-child", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut contained = contained.spawn().unwrap();
+    // It is there once it answers.
+    let answers = contained.stdin.as_mut().unwrap().write_all(b"a").is_ok()
+        && contained.stdout.as_mut().unwrap().read_exact(&mut [0]).is_ok();
+    if !answers || own.namespace != 0xEFFF_FFFC {
+        drop(contained.stdin.take());
+        contained.wait().unwrap();
+        println!("only root of the whole machine makes a PID namespace and sees all: not checked");
+        return;
+    }
+    let namespace = fs::metadata(format!("/proc/{}/ns/pid_for_children", contained.id())).unwrap().ino();
+    assert_ne!(namespace, own.namespace);
+    Map::create(&folder, &process(Identity { namespace, pid: 1, ..own })).unwrap();
+    assert_eq!((folder.clean(), names(&folder).len()), (0, 1));
+    drop(contained.stdin.take());
+    assert!(contained.wait().unwrap().success());
+    assert_eq!((folder.clean(), names(&folder).len()), (1, 0));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::guard;
 use crate::watch::context::{self, Lease};
 use gpupool_cuda::{Context, CuResult, Driver, Stream};
 use gpupool_store::signals;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -103,9 +103,7 @@ impl Crew {
     ) -> Result<Self, Failed> {
         let (context, handle) = mover::context_for(owner, gpu).ok_or(Failed::NoContext { gpu })?;
         let lives = context::keep(context).ok_or(Failed::NoContext { gpu })?;
-        let cores = thread::available_parallelism().map_or(1, |many| many.get() / crews.max(1)) as u64;
-        let worth = bytes / (WORTH * BUFFERS as u64 * way.buffer());
-        let count = cores.max(4).min(way.threads()).min(worth).max(1) * BUFFERS as u64;
+        let count = Self::buffers_for(way, bytes, crews);
         let make = || {
             let _relaxed = driver.relax();
             let _near = numa::prefer_near(driver);
@@ -122,6 +120,13 @@ impl Crew {
             Ok(crew)
         };
         context::within_own(driver, handle, make).unwrap_or(Err(Failed::NoContext { gpu }))
+    }
+
+    /// How many buffers are worth it for so many bytes, while so many crews work at once.
+    fn buffers_for(way: Way, bytes: u64, crews: usize) -> u64 {
+        let cores = thread::available_parallelism().map_or(1, |many| many.get() / crews.max(1)) as u64;
+        let worth = bytes / (WORTH * BUFFERS as u64 * way.buffer());
+        cores.max(4).min(way.threads()).min(worth).max(1) * BUFFERS as u64
     }
 
     /// In the context.
@@ -233,6 +238,42 @@ impl Drop for Crew {
                 let _: CuResult = unsafe { driver.destroy_stream(*stream) };
             }
         });
+    }
+}
+
+/// Crews for one way, each for an owner and a home, that are used again as long as this lives: to pin the buffers of one takes as long as it takes to carry a
+/// gibibyte (RESULTS.md). Meanwhile the contexts live, so this is for a program that is held, whose calls that would end one wait in any case.
+pub struct Crews {
+    way: Way,
+    all: BTreeMap<(u64, u32), Crew>,
+}
+
+impl Crews {
+    pub fn new(way: Way) -> Self {
+        Self { way, all: BTreeMap::new() }
+    }
+
+    /// Sees to it that there is one for each of these, with as many buffers as so many bytes are worth, and for each the parts that it is to carry.
+    ///
+    /// # Errors
+    /// As of [`Crew::new`].
+    pub fn with<'a>(
+        &'a mut self,
+        driver: &'static Driver,
+        of: BTreeMap<(u64, u32), Vec<Part>>,
+    ) -> Result<Vec<(&'a Crew, Vec<Part>)>, Failed> {
+        for (&(owner, gpu), parts) in &of {
+            let bytes = parts.iter().map(|part| part.bytes).sum();
+            let wanted = Crew::buffers_for(self.way, bytes, of.len());
+            let is_fit = |crew: &Crew| !crew.is_lost.load(Ordering::Acquire) && crew.buffers.len() as u64 >= wanted;
+            if !self.all.get(&(owner, gpu)).is_some_and(is_fit) {
+                // Its buffers go before others are pinned.
+                self.all.remove(&(owner, gpu));
+                self.all.insert((owner, gpu), Crew::new(driver, owner, gpu, self.way, bytes, of.len())?);
+            }
+        }
+        let work = of.into_iter().filter_map(|(whose, parts)| Some((self.all.get(&whose)?, parts)));
+        Ok(work.collect())
     }
 }
 

@@ -9,14 +9,16 @@ use crate::{bell, live, log, process};
 use gpupool_config::{Mode, format_size};
 use gpupool_events::RecallAsk;
 use gpupool_interpose::cancel;
-use gpupool_lending::{self as lending, Round};
+use gpupool_lending::{self as lending, Growth, Round};
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::Folder;
 use gpupool_metrics::{Door, Standing, ring, stat};
+use gpupool_pool::Place;
 use gpupool_wire::control::{GUARANTEED, ROOM, Reply, Request};
 use gpupool_wire::socket::wait;
 use gpupool_wire::{Keep, Socket};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -36,6 +38,8 @@ const MARGIN: Duration = Duration::from_millis(100);
 
 /// One thread asks at a time: who is asked by two threads of one process would be asked for the same memory twice.
 static ASKING: Mutex<()> = Mutex::new(());
+/// By GPU, what was got by asking, and when the last answer to that came.
+static GROWTH: Mutex<BTreeMap<u32, (Growth, Instant)>> = Mutex::new(BTreeMap::new());
 /// Who is not asked until when, by number and start.
 static SPARED: Mutex<Vec<(u32, u64, Instant)>> = Mutex::new(Vec::new());
 
@@ -68,13 +72,19 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     let bytes = bytes.saturating_add(plan.lacks_at(driver, home));
     let _one = ASKING.try_lock_until(until)?;
     let taken = super::give::on_gpu(home);
-    let is_guaranteed = lending::is_guaranteed(taken, bytes, live::guarantee_of(home));
+    let guarantee = live::guarantee_of(home);
+    let is_guaranteed = lending::is_guaranteed(taken, bytes, guarantee);
+    // Beyond what it is guaranteed a program is not above all.
+    let most = if is_guaranteed { guarantee.min(plan.limit(Place::Gpu(home))) } else { plan.limit(Place::Gpu(home)) };
+    let room = most.saturating_sub(taken.saturating_add(bytes));
+    let mut ahead = GROWTH.lock().get_mut(&home).map_or(0, |(growth, answered)| growth.ahead(answered.elapsed(), room));
+    let wanted = bytes.saturating_add(ahead);
     let priority = if is_guaranteed { GUARANTEED } else { live::priority() };
     let others = neighbours::on(&folder, &gpu).into_iter().filter(|other| !is_spared(other));
     let mut others = lending::in_order(others.map(|other| (other.stake, other)), priority);
     let (mut freed, mut asked, mut silent, mut busy) = (0, 0, 0, 0);
     while freed < bytes && !others.is_empty() && Instant::now() + MARGIN < until {
-        let Round { asked: now, knows } = lending::next_round(&mut others, bytes - freed);
+        let Round { asked: now, knows } = lending::next_round(&mut others, bytes - freed, std::mem::take(&mut ahead));
         let until = if knows { until } else { until.min(Instant::now() + SHORT) };
         let asks = Asks { folder: &folder, gpu, priority, until, wait, latest };
         for ((other, share), answer) in now.iter().zip(asks.all(&now)) {
@@ -95,6 +105,12 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
                 _ => spare(other, AGAIN),
             }
         }
+    }
+    if freed > 0 {
+        let mut all = GROWTH.lock();
+        let (growth, answered) = all.entry(home).or_insert((Growth::default(), Instant::now()));
+        growth.got(freed.min(wanted));
+        *answered = Instant::now();
     }
     if asked > 0 {
         log::emit(|| {

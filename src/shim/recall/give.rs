@@ -1,6 +1,7 @@
 //! Giving way: what of this process is on a GPU goes elsewhere because somebody else needs the room, and comes back later.
 
 use crate::backing::{open, terms};
+use crate::serve::memory::idle;
 use crate::serve::{handles, memory};
 use crate::suspend::vacate::{self, Vacated, Which};
 use crate::watch::context;
@@ -136,7 +137,12 @@ pub fn look() -> Option<Duration> {
         let wait = if next > now {
             next - now
         } else {
-            let room = room_on(gpu);
+            let freed = freed_on(gpu);
+            let room = room_on(gpu, freed);
+            // What the program has freed and keeps is nearer than what it uses.
+            if freed > 0 && room > 0 && room_on(gpu, 0) < vacate::given_of(gpu) {
+                vacate::give_back(gpu, Which::Given { bytes: freed, lent: false, cap: freed });
+            }
             let came = if room > 0 { vacate::take_back(gpu, room) } else { 0 };
             if came > 0 {
                 let mut guards = GUARDS.lock();
@@ -154,14 +160,22 @@ pub fn look() -> Option<Duration> {
     again
 }
 
-/// Bytes that nobody uses of a GPU and that this process may, beside the reserve and as much again, so that who needs some does not have to ask at once.
-fn room_on(gpu: u32) -> u64 {
+/// Bytes of a GPU that the program has freed, and the pool keeps.
+fn freed_on(gpu: u32) -> u64 {
+    let freed = idle::freed();
+    let there = freed.as_ref().and_then(|freed| freed.whole.iter().find(|(place, _)| *place == Place::Gpu(gpu)));
+    there.map_or(0, |(_, bytes)| *bytes)
+}
+
+/// Bytes that nobody uses of a GPU and that this process may, beside the reserve and as much again, so that who needs some does not have to ask at once; with
+/// what it has `freed` there.
+fn room_on(gpu: u32, freed: u64) -> u64 {
     let Some(plan) = open::plan_made() else { return 0 };
     let Some(known) = plan.topology.gpus.get(gpu as usize) else { return 0 };
     let free = nvml::get().and_then(|nvml| nvml.free(&known.uuid)).unwrap_or(0);
     let reserve = plan.members.get(&gpu).copied().unwrap_or(0);
     let by_limit = plan.limit(Place::Gpu(gpu)).saturating_sub(plan.accounts.taken(Place::Gpu(gpu)));
-    lending::room(free, reserve, by_limit)
+    lending::room(free + freed, reserve, by_limit.saturating_add(freed))
 }
 
 fn ordinal_of(gpu: &Uuid) -> Option<u32> {

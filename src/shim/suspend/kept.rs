@@ -10,8 +10,7 @@ use super::spare;
 use super::stored::{Range, Unread};
 use crate::backing::mover::{self, Load};
 use crate::backing::open::Opened;
-use crate::image::Failed;
-use crate::image::crew::{self, Crew, Part, Way};
+use crate::image::crew::{self, Crew, Crews, Part, Way};
 use crate::image::plain::Plain;
 use crate::serve::handles::by_hand;
 use gpupool_config::format_size;
@@ -41,12 +40,17 @@ enum Behind {
 struct Ranges(BTreeMap<u64, (u64, usize)>);
 
 impl Kept {
-    /// Copies all of these. Nobody writes to them before they are back: the program is held. `heard` is told how many bytes are copied, and says
-    /// whether to go on.
+    /// Has `crews` copy all of these. Nobody writes to them before they are back: the program is held. `heard` is told how many bytes are copied, and
+    /// says whether to go on.
     ///
     /// # Errors
     /// Why not, in words; nothing is left of it then.
-    pub fn copy(driver: &'static Driver, ranges: &[Range], heard: &mut dyn FnMut(u64) -> bool) -> Result<Self, String> {
+    pub fn copy(
+        driver: &'static Driver,
+        ranges: &[Range],
+        crews: &mut Crews,
+        heard: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Self, String> {
         let bytes = ranges.iter().map(|range| range.bytes).sum();
         let mut plain = spare::take(bytes);
         let used = plain.len();
@@ -63,15 +67,7 @@ impl Kept {
             places.0.insert(part.address, (part.bytes, part.host));
             of.entry((owner, home)).or_default().push(part);
         }
-        let crews: Result<Vec<(Crew, Vec<Part>)>, Failed> = of
-            .iter()
-            .map(|(&(owner, gpu), parts)| {
-                let bytes = parts.iter().map(|part| part.bytes).sum();
-                Ok((Crew::new(driver, owner, gpu, Way::Out, bytes, of.len())?, parts.clone()))
-            })
-            .collect();
-        let crews = crews.map_err(|failed| failed.to_string())?;
-        let work: Vec<(&Crew, Vec<Part>)> = crews.iter().map(|(crew, parts)| (crew, parts.clone())).collect();
+        let work = crews.with(driver, of).map_err(|failed| failed.to_string())?;
         let mut done = 0;
         let mut hears = |bytes| {
             done += bytes;

@@ -29,6 +29,7 @@ pub mod vacate;
 use crate::backing::level;
 use crate::backing::open::{self, Opened};
 use crate::gate::{self, Disturbed, Held, Limits};
+use crate::image::crew::{Crews, Way};
 use crate::serve::handles::by_hand;
 use crate::serve::ipc;
 use crate::serve::memory::{idle, mempool, places};
@@ -77,8 +78,16 @@ struct Suspended {
     parted: Vec<Parted>,
     /// What of that is mapped nowhere.
     put: Option<Put>,
-    /// Of a program that nobody suspended: since when it waits for what was put on the host because somebody needs its GPU ([`vacate`]), and for how much.
-    settles: Option<(Instant, u64)>,
+    /// Of a program that nobody suspended: what was put on the host because somebody needs its GPU ([`vacate`]).
+    settles: Option<Settles>,
+}
+
+struct Settles {
+    /// Since when the program waits for it.
+    since: Instant,
+    bytes: u64,
+    /// For whoever asks for more.
+    crews: Crews,
 }
 
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
@@ -153,7 +162,7 @@ pub fn suspend(
         Target::Folder(folder) => parting::store(opened, driver, folder, &goes_on, progress).map(|put| (put, None)),
         Target::Host | Target::Anywhere => {
             let leaves = Leaves::Suspended { target, put: None, full: None };
-            parting::keep(opened, driver, leaves, &goes_on, progress)
+            parting::keep(opened, driver, leaves, &mut Crews::new(Way::Out), &goes_on, progress)
         }
         Target::Peers => Ok((None, None)),
     };
@@ -179,7 +188,8 @@ pub fn suspend(
         let more = match &put {
             Some(Put::Host(_)) if parting::has_come(&stayed) => {
                 let leaves = Leaves::Suspended { target, put: None, full: None };
-                parting::keep(opened, driver, leaves, &goes_on, &mut |_, _| {}).unwrap_or((None, None))
+                parting::keep(opened, driver, leaves, &mut Crews::new(Way::Out), &goes_on, &mut |_, _| {})
+                    .unwrap_or((None, None))
             }
             _ => (None, None),
         };
@@ -467,7 +477,11 @@ fn was_put() {
 /// Until then.
 fn settle_in(state: &mut Option<Suspended>, until: Instant) -> Result<(), String> {
     let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { return Ok(()) };
-    let Some(Suspended { held, put, settles: Some((since, bytes)), .. }) = &*state else { return Ok(()) };
+    let Some(Suspended { held, put, settles: Some(Settles { since, bytes, crews }), .. }) = &mut *state else {
+        return Ok(());
+    };
+    // Whoever asks now waits for other things as well.
+    drop(std::mem::replace(crews, Crews::new(Way::Out)));
     let left = match put.as_ref().and_then(Put::on_host) {
         Some(kept) => coming_back::settle(opened, driver, held, kept, until),
         None => Ok(0),

@@ -10,6 +10,7 @@ use super::turns::{self, Turn};
 use crate::backing::open::Opened;
 use crate::backing::{host, residence, terms};
 use crate::gate::{Closed, Held, Limits};
+use crate::image::crew::Crews;
 use crate::serve::handles::by_hand::{self, Own};
 use crate::serve::memory::by_hand::Unplaced;
 use crate::tiers;
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 /// What moves at a time, so that the end of the process waits for no more: as much as makes the calls that surround it cheap. More where a
 /// chunk or block is larger, and between GPUs ([`turns::step_of`]).
 pub(super) const BATCH: u64 = 1 << 30;
-/// What is copied to plain memory before it leaves one GPU: half a second's work. What copies it is made anew for each, which takes a twentieth of that.
+/// What is copied to plain memory before it leaves one GPU: half a second's work.
 const AT_ONCE: u64 = 16 << 30;
 
 /// How often something is tried beside a call that ends a context, and how long that is waited for each time.
@@ -352,6 +353,7 @@ pub fn keep(
     opened: &'static Opened,
     driver: &'static Driver,
     leaves: Leaves<'_>,
+    crews: &mut Crews,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Option<Put>, Option<Full>), String> {
@@ -396,7 +398,7 @@ pub fn keep(
         progress(done, total);
         is_wanted()
     };
-    Kept::copy(driver, &ranges, &mut heard).map(|kept| (Some(Put::Host(kept)), full))
+    Kept::copy(driver, &ranges, crews, &mut heard).map(|kept| (Some(Put::Host(kept)), full))
 }
 
 /// What of these there is room for, one after the other, and the rest.

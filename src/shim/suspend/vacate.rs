@@ -11,9 +11,10 @@
 use super::coming_back;
 use super::parting::{self, Leaves, Onto, Parted, Why};
 use super::put::Put;
-use super::{Agreement, BUSY, Done, STATE, Suspended, hold, opened, told_anew};
+use super::{Agreement, BUSY, Done, STATE, Settles, Suspended, hold, opened, told_anew};
 use crate::backing::{open, residence, terms};
 use crate::gate::{self, Disturbed, Held};
+use crate::image::crew::{Crews, Way};
 use crate::log;
 use crate::nvml;
 use crate::process;
@@ -21,7 +22,7 @@ use crate::serve::handles;
 use crate::serve::memory::{self, idle};
 use crate::watch::context;
 use gpupool_config::{Mode, Move, format_size};
-use gpupool_cuda::Device;
+use gpupool_cuda::{Device, Driver};
 use gpupool_events::{GpuDrain, GpuUndrain};
 use gpupool_pool::{Claim, Place};
 use parking_lot::Mutex;
@@ -406,18 +407,39 @@ fn leave(
         return (0, vec![(lies_there(opened, gpu, which.bounds().0), Why { cause: "rest", text })]);
     };
     let mut state = state;
-    let mut moved = 0;
+    let crews = state.as_mut().and_then(|state| state.settles.as_mut());
+    let mut crews = crews
+        .map_or_else(|| Crews::new(Way::Out), |settles| std::mem::replace(&mut settles.crews, Crews::new(Way::Out)));
+    let left = leave_in((opened, driver), &mut state, &mut crews, (gpu, which), deadline, is_wanted, progress);
+    // Who takes block after block asks again at once.
+    if let Some(settles) = state.as_mut().and_then(|state| state.settles.as_mut()) {
+        settles.crews = crews;
+    }
+    left
+}
+
+/// The same, while this thread has the state; `crews` copy what is put in plain memory.
+fn leave_in(
+    (opened, driver): (&'static open::Opened, &'static Driver),
+    state: &mut Option<Suspended>,
+    crews: &mut Crews,
+    (gpu, which): (u32, Which),
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> (u64, parting::Stayed) {
+    let (mut moved, mut returned) = (0, 0);
     let mut total = None;
     let (mut may_hurry, mut may_to_peers) = (true, true);
     loop {
         let (lent, most) = which.bounds();
-        let most = if most == u64::MAX { most } else { most.saturating_sub(moved) };
+        let most = if most == u64::MAX { most } else { most.saturating_sub(moved + returned) };
         let there = lies_there(opened, gpu, lent).min(most);
         if there == 0 {
             return (moved, Vec::new());
         }
         let total = *total.get_or_insert(there);
-        let own = match &*state {
+        let own = match state {
             Some(_) => None,
             None => match hold(driver, deadline, is_wanted, &mut Gently(which.breath())) {
                 Ok(held) => Some(held),
@@ -425,12 +447,23 @@ fn leave(
             },
         };
         let Some(held) = own.as_ref().or(state.as_ref().map(|state| &state.held)) else { return (moved, Vec::new()) };
+        // What was freed while a GPU was at work is of no use to anybody, and goes before anything that is.
+        let most = if matches!(which, Which::Given { .. }) {
+            let now = give_back(gpu, which);
+            returned += now;
+            most.saturating_sub(now)
+        } else {
+            most
+        };
+        if most == 0 {
+            return (moved, Vec::new());
+        }
         let is_suspended = state.as_ref().is_some_and(|state| state.settles.is_none());
         let hurries =
             may_hurry && !is_suspended && which.hurries(there, deadline.saturating_duration_since(Instant::now()));
         let before = moved;
         let mut step = |done: u64, _: u64| progress((before + done).min(total), total);
-        let cap = which.cap().saturating_sub(moved);
+        let cap = which.cap().saturating_sub(moved + returned);
         let leaves = |onto| Leaves::Gpu { gpu, lent, most, cap, onto };
         let until = deadline.min(Instant::now() + SLICE);
         let (mut parted, mut stayed, mut put) = (Vec::new(), Vec::new(), None);
@@ -446,11 +479,13 @@ fn leave(
                 may_to_peers = stayed.iter().any(|(_, why)| parting::is_late(why));
             }
             if parted.is_empty() {
-                let kept = parting::keep(opened, driver, leaves(Onto::Anywhere), is_wanted, &mut step);
+                let kept = parting::keep(opened, driver, leaves(Onto::Anywhere), crews, is_wanted, &mut step);
                 let full;
                 (put, full) = kept.unwrap_or_else(|why| {
                     tracing::debug!(target: "gpupool::memory", about = "recall", "nothing was put in plain memory: {why}");
                     may_hurry = false;
+                    // The program goes on, and may end a context.
+                    *crews = Crews::new(Way::Out);
                     (None, None)
                 });
                 if let Some(put) = &put {
@@ -478,7 +513,7 @@ fn leave(
             Which::Lent | Which::Most(_) => {}
         }
         if let Some(put) = put {
-            settles(&mut state, own, put, went);
+            settles(state, own, put, went);
         }
         // What the memory stood on goes home, or the next part of it would have no room where it goes to.
         give_back(gpu, which);
@@ -498,12 +533,12 @@ fn settles(state: &mut Option<Suspended>, held: Option<Held>, put: Put, bytes: u
     match (state.as_mut(), held) {
         (Some(Suspended { put: Some(before), settles, .. }), _) => {
             before.join(put);
-            if let Some((_, sum)) = settles {
-                *sum += bytes;
+            if let Some(settles) = settles {
+                settles.bytes += bytes;
             }
         }
         (None, Some(held)) => {
-            let settles = Some((Instant::now(), bytes));
+            let settles = Some(Settles { since: Instant::now(), bytes, crews: Crews::new(Way::Out) });
             *state = Some(Suspended { held, parted: Vec::new(), put: Some(put), settles });
         }
         // It is so only while it is settled.
@@ -511,9 +546,9 @@ fn settles(state: &mut Option<Suspended>, held: Option<Held>, put: Put, bytes: u
     }
 }
 
-/// What is free there goes to the driver, as far as no GPU may be at work on it.
-pub fn give_back(gpu: u32, which: Which) {
-    idle::give_back_unused(Some(Place::Gpu(gpu)), u32::MAX, which.word(), &format!("GPU {gpu} is left"));
+/// What is free there goes to the driver, as far as no GPU may be at work on it; the bytes.
+pub fn give_back(gpu: u32, which: Which) -> u64 {
+    idle::give_back_unused(Some(Place::Gpu(gpu)), u32::MAX, which.word(), &format!("GPU {gpu} is left"))
 }
 
 /// GPUs that something left for somebody else.
@@ -521,9 +556,25 @@ pub fn given() -> Vec<u32> {
     GIVEN.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect()
 }
 
+/// What the program has freed of that comes back nowhere, and would take the room of what does.
+fn forget_freed(gpu: u32) {
+    let given = GIVEN.lock().remove(&gpu);
+    if let Some((given, opened)) = given.zip(open::opened()) {
+        let given = parting::living(opened, given);
+        GIVEN.lock().insert(gpu, given);
+    }
+}
+
+/// Bytes of such memory of one of them.
+pub fn given_of(gpu: u32) -> u64 {
+    forget_freed(gpu);
+    GIVEN.lock().get(&gpu).map_or(0, |parted| parted.iter().map(Parted::bytes).sum())
+}
+
 /// Has of that so much come back as there is `room` for; the bytes. What did not come is tried again by the next call.
 pub fn take_back(gpu: u32, room: u64) -> u64 {
     let mut sum = 0;
+    forget_freed(gpu);
     let back: Vec<Parted> = {
         let mut given = GIVEN.lock();
         let Some(away) = given.get_mut(&gpu) else { return 0 };
