@@ -22,6 +22,8 @@ const MOST: usize = 1 << 16;
 const MOST_FUNCTIONS: usize = 1 << 14;
 /// Shapes of a function that are told apart, as sizes of matrices; one that has more has numbers among its parameters that are none.
 const MOST_SHAPES: u32 = 64;
+/// More shapes than these a function has where it is given other sizes each time.
+const FEW_SHAPES: u32 = 8;
 /// Measurements of a function before they become rare; a power of two.
 const EAGER: u32 = 32;
 /// Nanoseconds that a launch is charged with from which on it is worth finding out that it cannot have lost them.
@@ -505,7 +507,7 @@ impl Kinds {
         function.shapes += u32::from(shape.is_some());
         let index = self.operands.len() as u32;
         let count = if has_many { 1 } else { shape.map_or(OPERANDS, |_| pointers) };
-        self.operands.push(Operands::new(count));
+        self.operands.push(Operands::new(count, shape.is_none()));
         self.operands_by.insert(key, index);
         Some(index)
     }
@@ -519,8 +521,9 @@ impl Kinds {
     /// How often each large operand of this launch crosses the link for each pass over it, if that is known.
     pub fn weights(&self, kind: u32) -> Option<Weights> {
         let of = |index: Option<u32>| self.operands.get(index? as usize)?.weights();
+        let is_new = self.is_of_new_shape(kind);
         let kind = self.get(kind)?;
-        of(kind.operands).or_else(|| of(kind.any_shape))
+        of(kind.operands).or_else(|| of(kind.any_shape.filter(|_| !is_new)))
     }
 
     /// How often this operand can cross the link at most: [`UNKNOWN`], or what the time of a launch like this one leaves room for.
@@ -563,6 +566,15 @@ impl Kinds {
             (kind.unsure_ns, kind.unsure_charged_ns) = (0.0, 0.0);
         }
         too_much
+    }
+
+    /// Launches of this function were timed, but none that works on as much: attention over one new word reads its keys once, over a prompt fifty times. One
+    /// whose sizes are others each time is taken to do the same with each.
+    fn is_of_new_shape(&self, kind: u32) -> bool {
+        let Some(kind) = self.get(kind).filter(|kind| !kind.has_many) else { return false };
+        let shapes = self.functions.get(kind.function as usize).map_or(0, |function| function.shapes);
+        let own = kind.operands.and_then(|index| self.operands.get(index as usize));
+        (2..=FEW_SHAPES).contains(&shapes) && own.is_some_and(|own| !own.was_timed())
     }
 
     /// A launch like this one was measured, but not how often it reads this operand.
@@ -612,7 +624,8 @@ impl Kinds {
         function.count = function.count.wrapping_add(1);
         if !hot.settled {
             // How often it reads what it names is not known before that is known to be what it names; but no more than its time leaves room for.
-            return hot.worth.charged_ns > 1.0 && (hot.unsure || hot.worth.charged_ns > WORTH_BOUNDING);
+            let is_charged = hot.worth.charged_ns > 1.0 && (hot.unsure || hot.worth.charged_ns > WORTH_BOUNDING);
+            return is_charged || is_far && self.is_of_new_shape(kind);
         }
         let samples = || self.kinds.get(kind as usize).map(|kind| &kind.samples);
         let known = self.kinds.get(kind as usize).and_then(|kind| kind.operands.or(kind.any_shape));
@@ -731,6 +744,8 @@ impl Kinds {
     #[inline]
     pub fn gain(&self, id: u32) -> (f32, bool) {
         let (gain, basis) = self.known(id);
+        let gain =
+            if self.get(id).is_some_and(|kind| kind.is_weighed) { gain } else { gain.min(self.most_by_time(id)) };
         (gain, basis != Basis::Guess || gain < 1.5 * self.once)
     }
 
@@ -768,6 +783,9 @@ impl Kinds {
         // A copy reads each byte once.
         if function.name == COPY {
             return (self.once, Basis::Measured);
+        }
+        if self.is_of_new_shape(id) {
+            return (self.once, Basis::Nothing);
         }
         // More than all of its time it cannot gain. Its own time counts from the second measurement on, or if it is like others'.
         let is_like = |most: &Level| {
@@ -823,6 +841,12 @@ impl Kinds {
     fn most_read(&self, id: u32) -> f32 {
         let Some(kind) = self.get(id) else { return UNKNOWN };
         kind.uses.iter().map(|part| self.bound(id, part.operand)).reduce(f32::max).unwrap_or(UNKNOWN)
+    }
+
+    /// The same where times were measured of launches of its very shape.
+    fn most_by_time(&self, id: u32) -> f32 {
+        let Some(kind) = self.get(id) else { return f32::INFINITY };
+        kind.uses.iter().map(|part| self.bound_if_known(id, part.operand)).reduce(f32::max).unwrap_or(f32::INFINITY)
     }
 
     /// What is charged for a pass over an operand of a launch of which nothing was measured; `None` where something was.

@@ -20,6 +20,8 @@ pub struct Weights {
     is_known: [bool; MOST],
     /// The mean of those that are known.
     mean: f32,
+    /// How often each can cross it in the time that launches took ([`Operands::bound`]).
+    bound: Passes,
 }
 
 impl Weights {
@@ -27,11 +29,12 @@ impl Weights {
     /// own time, so that nobody knows what its being near brings: for memory that `was_far` no more than one pass is counted on. Memory that
     /// never was is taken for the mean of the others.
     pub fn of(&self, operand: u8, was_far: bool, once: f32) -> f32 {
-        match self.is_known.get(usize::from(operand)) {
+        let passes = match self.is_known.get(usize::from(operand)) {
             Some(true) => self.passes.get(usize::from(operand)).copied().unwrap_or(self.mean),
             Some(false) if was_far => once,
             Some(false) | None => self.mean,
-        }
+        };
+        passes.min(self.bound.get(usize::from(operand)).copied().unwrap_or(f32::INFINITY))
     }
 
     /// How often an operand crosses the link is known.
@@ -77,6 +80,7 @@ const TOO_MANY: f64 = 128.0;
 #[derive(Clone, Debug)]
 pub struct Operands {
     count: usize,
+    is_of_any_shape: bool,
     /// The launch's own time, nanoseconds, and passes of each operand.
     terms: [f64; TERMS],
     /// How sure that is: the covariance of the terms.
@@ -101,10 +105,11 @@ pub struct Operands {
 }
 
 impl Operands {
-    /// Nothing is known of launches with so many large operands.
-    pub fn new(count: usize) -> Self {
+    /// Nothing is known of launches with so many large operands, of one shape or of any.
+    pub fn new(count: usize, is_of_any_shape: bool) -> Self {
         Self {
             count: count.min(MOST),
+            is_of_any_shape,
             terms: [FIRST; TERMS],
             spread: [[0.0; TERMS]; TERMS],
             times: 0,
@@ -183,13 +188,16 @@ impl Operands {
         if self.is_wrong(&given, ns) {
             // So sure was what was known that it would be long before it gives way: as where a launch reads the first part of what it
             // seems to read, and only the rest of that was far until now.
-            let mut forgets = Self { reach: self.reach, steady: self.steady, ..Self::new(self.count) };
+            let mut forgets =
+                Self { reach: self.reach, steady: self.steady, ..Self::new(self.count, self.is_of_any_shape) };
             if self.is_longer(&given, ns) {
                 // It reads more from afar than it was thought to reach.
                 (forgets.reach, forgets.steady) = ([u64::MAX; MOST], 0);
             }
-            let was_told = std::mem::replace(self, forgets).told.is_some();
-            return self.add(far, ns as f32) || was_told;
+            // What was told stands until there is something better, after a few more times.
+            forgets.told = self.told;
+            *self = forgets;
+            return self.add(far, ns as f32);
         }
         self.fit(&given, ns, NOISE * ns);
         // An operand that is far each time looks like the launch's own time, which is never more than the shortest that was seen.
@@ -203,13 +211,14 @@ impl Operands {
         }
         let now = self.weights_now();
         let differs = |a: f32, b: f32| (a - b).abs() > TOLD * a.abs().max(b).max(0.5);
-        let is_news = match (&self.told, &now) {
-            (Some(told), Some(now)) => {
-                let mut pairs = told.passes.iter().zip(&now.passes);
-                told.is_known != now.is_known || differs(told.mean, now.mean) || pairs.any(|(a, b)| differs(*a, *b))
-            }
-            (told, now) => told.is_some() != now.is_some(),
-        };
+        let is_news = self.times >= FEW
+            && match (&self.told, &now) {
+                (Some(told), Some(now)) => {
+                    let mut pairs = told.passes.iter().zip(&now.passes);
+                    told.is_known != now.is_known || differs(told.mean, now.mean) || pairs.any(|(a, b)| differs(*a, *b))
+                }
+                (told, now) => told.is_some() != now.is_some(),
+            };
         if is_news {
             self.told = now;
         }
@@ -217,9 +226,12 @@ impl Operands {
     }
 
     /// So long a launch took, while one pass over what is far of each takes so long: it cannot have read any of them more often than that.
-    /// Answers whether that is less than was known.
+    /// Answers whether that is less than was known. Says nothing where launches of all shapes are taken together.
     pub fn bind(&mut self, far: &Passes, ns: f32) -> bool {
         let mut is_news = false;
+        if self.is_of_any_shape {
+            return false;
+        }
         for (bound, far) in self.bound.iter_mut().zip(far).filter(|(_, far)| **far > 0.0) {
             is_news |= ns / far < *bound * (1.0 - TOLD);
             *bound = bound.min(ns / far);
@@ -304,7 +316,7 @@ impl Operands {
     }
 
     fn weights_now(&self) -> Option<Weights> {
-        let mut weights = Weights::default();
+        let mut weights = Weights { bound: self.bound.map(|bound| bound * (1.0 + TOLD)), ..Weights::default() };
         let (mut sum, mut count) = (0.0, 0.0);
         for at in 1..=self.count {
             let Some(passes) = self.known(at) else { continue };
@@ -321,6 +333,11 @@ impl Operands {
         let (least, most) = *self.seen.get(at.checked_sub(1)?)?;
         let (passes, off) = (self.terms[at].clamp(0.0, TOO_MANY), self.spread[at][at].max(0.0).sqrt());
         (least < APART * most && off < KNOWN * SPREAD.min(passes.max(2.0) * 2.0)).then_some(passes)
+    }
+
+    /// Some launch was timed with something of it far, or any at all.
+    pub fn was_timed(&self) -> bool {
+        self.times > 0 || self.bound.iter().any(|bound| bound.is_finite())
     }
 
     /// Hardly anything was measured.
@@ -345,7 +362,7 @@ mod tests {
     }
 
     fn learn(patterns: &[[f32; 3]], passes: &[f64], rounds: usize) -> Operands {
-        let mut operands = Operands::new(3);
+        let mut operands = Operands::new(3, false);
         for round in 0..rounds {
             let [a, b, c] = patterns[round % patterns.len()];
             let far = [a * 1e5, b * 4e5, c * 1e5, 0.0, 0.0, 0.0, 0.0, 0.0];
@@ -372,7 +389,7 @@ mod tests {
 
     #[test]
     fn an_operand_that_is_far_each_time_is_not_taken_for_the_launch_s_own_time() {
-        let mut operands = Operands::new(2);
+        let mut operands = Operands::new(2, false);
         let far = |a: f32, b: f32| [a * 1e6, b * 1e6, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         let mut add = |far: Passes| _ = operands.add(&far, took(&far, &[30.0, 30.0], 12e6));
         (0..4).for_each(|_| add(far(1.0, 1.0)));
