@@ -15,6 +15,8 @@ TO_PEER, TO_HOST = 0.6, 3.0
 LEFT, RESERVE = 16, 6
 # GiB that are to give way. What is on the host afterwards is worked at at 3.4 GB/s before its program goes on.
 TO_A_PEER, ONTO_THE_HOST = 40, 12
+# Of a program under gpupool that comes. It keeps no cache that it could return, as one with CuPy is taken to do.
+COMES = {"RESERVE": f"{RESERVE}GiB", "SOFT_OOM": "off"}
 
 
 def _held(lab, pid, gpu):
@@ -101,11 +103,11 @@ def stranger_host(lab):
 
 def owner_peer(lab):
     """A program under gpupool, which asks for what it needs."""
-    return _gives_way(lab, True, {"RESERVE": f"{RESERVE}GiB"}, TO_PEER)
+    return _gives_way(lab, True, COMES, TO_PEER)
 
 
 def owner_host(lab):
-    return _gives_way(lab, False, {"RESERVE": f"{RESERVE}GiB"}, TO_HOST)
+    return _gives_way(lab, False, COMES, TO_HOST)
 
 
 def priority_host(lab):
