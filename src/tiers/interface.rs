@@ -104,6 +104,8 @@ pub struct Launch {
     pub ask: bool,
     /// How long it takes should be measured.
     pub time_it: bool,
+    /// That should be told before anything else is launched, if it can be had within milliseconds: each launch like it is charged with much until then.
+    pub hear_it: bool,
     /// A cycle has ended: [`Tiers::time_is`](crate::Tiers::time_is) should be told.
     pub tell_time: bool,
 }

@@ -568,6 +568,12 @@ impl Kinds {
         too_much
     }
 
+    /// No launch of its function and shape was timed with anything far.
+    pub fn was_never_timed(&self, kind: u32) -> bool {
+        let own = self.get(kind).and_then(|kind| kind.operands);
+        own.and_then(|index| self.operands.get(index as usize)).is_some_and(|own| !own.was_timed())
+    }
+
     /// Launches of this function were timed, but none that works on as much: attention over one new word reads its keys once, over a prompt fifty times. One
     /// whose sizes are others each time is taken to do the same with each.
     fn is_of_new_shape(&self, kind: u32) -> bool {

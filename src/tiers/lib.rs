@@ -40,7 +40,7 @@
 //!     carry_out(&swap);                                           // as below
 //! }
 //! if time_it { tiers.timing(launch.id, &places); }                // then bracket it with events, and when they are complete:
-//! tiers.timed(launch.id, nanoseconds);
+//! tiers.timed(launch.id, nanoseconds);                            // launch.hear_it: before anything else is launched, if that can be had soon
 //!
 //! // where the program has just waited for the device; budget: the share of the time, less what was spent of it
 //! tiers.waited(now, &places);

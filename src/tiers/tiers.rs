@@ -25,6 +25,8 @@ const LATER: u32 = 256;
 const STRANGE: f32 = 1.0 / 32.0;
 /// Launches for which uses are counted on to come as they came last, where no cycle is known.
 const AHEAD: u64 = 256;
+/// Nanoseconds that a launch of which nothing was measured is charged with from which on its time is waited for: some hundred times what that takes beside it.
+const WORTH_HEARING: f32 = 1_000_000.0;
 /// What is charged for what a launch's time leaves room for: that is measured to within so much.
 const CERTAIN: f32 = 1.0 + operands::TOLD;
 /// Cycles after which what is learnt is looked at only now and then.
@@ -196,7 +198,7 @@ impl Tiers {
         if is_new || self.is_stale(kind) {
             self.kinds.resolve_ranges(kind, ranges, &mut self.extents, self.cycles);
         }
-        Launch { time_it: false, ..self.note(kind, is_new, at) }
+        Launch { time_it: false, hear_it: false, ..self.note(kind, is_new, at) }
     }
 
     #[inline]
@@ -272,7 +274,8 @@ impl Tiers {
         let is_elsewhere = self.is_elsewhere();
         let is_due = (hot.asked_again <= id || is_elsewhere) && self.vain < vain || hot.asks_each_time;
         let ask = (hot.asks || hot.asks_elsewhere && is_elsewhere) && is_due && self.poor_until <= id || must_return;
-        Launch { id, ask, time_it, tell_time: ends }
+        let hear_it = time_it && hot.worth.charged_ns > WORTH_HEARING && self.kinds.was_never_timed(kind);
+        Launch { id, ask, time_it, hear_it, tell_time: ends }
     }
 
     /// A launch that reads from afar what would be near, and may lose more by it than there is to lose. Bringing that back is paid

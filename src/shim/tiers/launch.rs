@@ -191,9 +191,10 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64
             timing::mark(home, stream);
         }
         let wanted = wanted && about.is_plain;
-        let running = wanted.then(|| timing::begin(&home.timing, home.driver, launch.id, stream)).flatten();
-        if running.is_some() {
+        let mut running = wanted.then(|| timing::begin(&home.timing, home.driver, launch.id, stream)).flatten();
+        if let Some(running) = &mut running {
             home.tiers.lock().timing(launch.id, home);
+            running.is_awaited = launch.hear_it;
         }
         running
     })
@@ -222,7 +223,15 @@ pub(super) fn cycle_ended(home: &Home) {
 /// Behind the launch, if something was begun before it.
 #[cold]
 pub fn after(api: Api, running: timing::Running) {
-    process::contained(api, || timing::end(running));
+    process::contained(api, || {
+        let awaited = running.is_awaited.then_some(running.launch);
+        timing::end(running);
+        if let Some(launch) = awaited
+            && let Some(home) = current_home()
+        {
+            timing::hear(home, launch);
+        }
+    });
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::watch::context::{self, Observer};
 use gpupool_cuda::{CuResult, Driver, Milestone, Stream, Timer};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Launches that are timed at once; beyond these none is begun. Programs run some hundred launches ahead of the GPU.
 const MOST: usize = 512;
@@ -31,6 +31,11 @@ const SAVED: i64 = 2_000_000;
 const BRIEF: u64 = 20_000;
 const PART: u64 = 4;
 
+/// How long a launch's time is waited for at most, nanoseconds: what it is waited for costs about as much for each launch like it that is not known.
+const HEARING: u64 = 10_000_000;
+/// So many such waits in a row in vain are the last ones.
+const IN_VAIN: u32 = 3;
+
 /// A launch with an event in front of it.
 pub struct Running {
     timing: &'static Timing,
@@ -39,14 +44,16 @@ pub struct Running {
     owner: u64,
     timer: Timer,
     stream: Stream,
-    launch: u64,
+    pub(super) launch: u64,
     /// When the first event was recorded, nanoseconds.
     began: u64,
+    /// Its time should be told before anything else is launched.
+    pub(super) is_awaited: bool,
 }
 
-/// The events there are, for one reader of times.
+/// The events there are, for one reader of times, and how often one was waited for in vain.
 #[derive(Default)]
-pub struct Timing(Mutex<Timers>);
+pub struct Timing(Mutex<Timers>, AtomicU32);
 
 /// Around the launch with this number; its time is not known yet.
 struct Pending {
@@ -113,7 +120,7 @@ pub(super) fn begin(timing: &'static Timing, driver: &'static Driver, launch: u6
         timing.0.lock().idle.push((owner, timer));
         return None;
     }
-    Some(Running { timing, driver, owner, timer, stream, launch, began })
+    Some(Running { timing, driver, owner, timer, stream, launch, began, is_awaited: false })
 }
 
 /// Puts an event on a stream of the current context, among the program's work ([`super::progress`]).
@@ -166,7 +173,7 @@ pub(super) fn passed(home: &Home) -> u64 {
 
 /// Behind that launch.
 pub(super) fn end(running: Running) {
-    let Running { timing, driver, owner, timer, stream, launch, began } = running;
+    let Running { timing, driver, owner, timer, stream, launch, began, .. } = running;
     let between = now().saturating_sub(began);
     let _relaxed = driver.relax();
     // SAFETY: the launch has just been made on this stream, in the context of the events.
@@ -194,6 +201,28 @@ pub(super) fn gather(home: &Home) {
             home.progress.took(nanoseconds as u64);
         }
     });
+}
+
+/// Waits until the time of this launch was told, but no longer than [`HEARING`]: what is in front of it may be much, and a kernel may wait for this very thread. After
+/// [`IN_VAIN`] such waits in a row without an answer nobody waits any more.
+pub(super) fn hear(home: &Home, launch: u64) {
+    if home.timing.1.load(Ordering::Relaxed) >= IN_VAIN {
+        return;
+    }
+    let is_open = || home.timing.0.lock().pending.iter().any(|one| one.launch == launch);
+    let until = now() + HEARING;
+    loop {
+        gather(home);
+        if !is_open() {
+            home.timing.1.store(0, Ordering::Relaxed);
+            return;
+        }
+        if now() > until {
+            home.timing.1.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// Tells of those that are timed for one reader, in nanoseconds, or none where nobody will ever know.

@@ -304,6 +304,10 @@ impl Policy for Ours {
                 Some(ahead) => ahead.unknown.push_back((machine.now, launch.id, took)),
                 None => _ = self.tiers.timed(launch.id, took),
             }
+            if launch.hear_it {
+                self.waits(machine);
+                self.gather();
+            }
         }
         took
     }
