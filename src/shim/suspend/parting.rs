@@ -10,7 +10,7 @@ use super::turns::{self, Turn};
 use crate::backing::open::Opened;
 use crate::backing::{host, residence, terms};
 use crate::gate::{Closed, Held, Limits};
-use crate::image::crew::Crews;
+use crate::image::crew::{Crews, Way};
 use crate::serve::handles::by_hand::{self, Own};
 use crate::serve::memory::by_hand::Unplaced;
 use crate::tiers;
@@ -18,7 +18,7 @@ use crate::watch::context;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_pool::{Block, FRAME, MoveError, Moved, Piece, Place, Stopped, Wish};
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -185,6 +185,32 @@ impl Parted {
             Self::Pooled { from, .. } | Self::Own { from, .. } => *from,
         }
     }
+}
+
+/// Crews that copy nothing at this moment, for whoever asks for more soon: only while the program is held. They keep contexts alive, and so go
+/// as soon as something cannot move because a call is about to end one: that call waits for them.
+static AT_REST: Mutex<Option<Crews>> = Mutex::new(None);
+
+/// Those, or none yet.
+pub fn rested() -> Crews {
+    AT_REST.lock().take().unwrap_or_else(|| Crews::new(Way::Out))
+}
+
+/// They have copied.
+pub fn rest(crews: Crews) {
+    let before = AT_REST.lock().replace(crews);
+    drop(before);
+}
+
+/// They are of no use any more, or in the way.
+pub fn let_go_of_crews() {
+    let crews = AT_REST.lock().take();
+    drop(crews);
+}
+
+/// The program is stopped for a move. `None`: not now.
+fn stop(driver: &'static Driver, held: &Held) -> Option<Closed<'static>> {
+    held.stop(driver, &Limits::default()).inspect_err(|_| let_go_of_crews()).ok()
 }
 
 /// The gate, held, while something moves, and whose turn it is.
@@ -494,7 +520,7 @@ pub fn leave(
             continue;
         }
         let mut why = leaves.why_nowhere();
-        let stop = || held.stop(driver, &Limits::default()).ok();
+        let stop = || stop(driver, held);
         let mut has_gone = |gone: Result<(), Unplaced>| gone.inspect_err(|unplaced| why = Why::own(unplaced)).is_ok();
         let is_kept = leaves.put().and_then(Put::on_host).is_some_and(|kept| kept.has(address, bytes));
         let went = is_kept && has_gone(by_hand::put_away(driver, address, bytes, stop))
@@ -750,11 +776,11 @@ pub(super) fn rearrange(
     wishes: &[Wish],
 ) -> Result<Moved, Why> {
     for _ in 0..TRIES {
-        let stop = || {
+        let stops = || {
             let turn = turn.0.lock();
-            Some(Quiet(held.stop(driver, &Limits::default()).ok()?, turn))
+            Some(Quiet(stop(driver, held)?, turn))
         };
-        match opened.pool.rearrange(wishes, stop) {
+        match opened.pool.rearrange(wishes, stops) {
             Ok(done) => {
                 // Even what is cut short has moved something, to wherever there was room.
                 residence::is_far();
