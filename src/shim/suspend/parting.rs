@@ -406,7 +406,8 @@ pub fn keep(
     let Some(&first) = hosts.peek() else { return Ok((None, Some(Full::new(Why::nowhere(), &ranges)))) };
     let allowed: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
     let own = own.into_iter().map(|own| own.bytes).sum();
-    let mut there = host::available().map_or(u64::MAX, |there| there + spare::bytes());
+    let wanted = ranges.iter().map(|range| range.bytes).sum::<u64>() + if is_suspended { 0 } else { BATCH };
+    let mut there = beside(wanted, host::available, spare::give_back).unwrap_or(u64::MAX);
     if matches!(leaves, Leaves::Gpu { .. }) {
         there -= BATCH.min(there / 2);
     }
@@ -425,6 +426,12 @@ pub fn keep(
         is_wanted()
     };
     Kept::copy(driver, &ranges, crews, &mut heard).map(|kept| (Some(Put::Host(kept)), full))
+}
+
+/// How much memory there is for so much, beside what is spare, or with that where it takes that: nobody knows how much of it was ever made, so it goes.
+fn beside(wanted: u64, available: impl Fn() -> Option<u64>, give_back: impl Fn() -> u64) -> Option<u64> {
+    let beside = available()?;
+    if wanted > beside && give_back() > 0 { available() } else { Some(beside) }
 }
 
 /// What of these there is room for, one after the other, and the rest.
@@ -855,6 +862,25 @@ mod tests {
             [99, 100, 199, 200, 229, 230, 300, 399, 400, 409, 410].into_iter().filter(|at| full.has(*at)).collect();
         assert_eq!(has, [200, 229, 400, 409]);
     }
+
+    #[test]
+    fn spare_memory_is_room_only_as_far_as_it_was_ever_made() {
+        // 100 were spare, of which only 20 are there.
+        for (wanted, room, is_given_back) in [(100, 110, false), (130, 130, true), (200, 130, true)] {
+            let gone = Cell::new(false);
+            let there = beside(
+                wanted,
+                || Some(if gone.get() { 130 } else { 110 }),
+                || {
+                    gone.set(true);
+                    100
+                },
+            );
+            assert_eq!((there, gone.get()), (Some(room), is_given_back), "{wanted}");
+        }
+        assert_eq!(beside(200, || Some(110), || 0), Some(110));
+    }
+
     #[test]
     fn what_comes_while_all_is_written_is_written_too_whether_or_not_it_stays() {
         let range = |address| Range { owner: 1, home: 0, address, bytes: 10 };
