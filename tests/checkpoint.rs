@@ -1129,6 +1129,27 @@ fn without_names_blocks_come_back_in_the_order_in_which_they_were_allocated_or_n
 }
 
 #[test]
+fn a_block_on_memory_that_was_freed_has_its_place_in_the_order() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name scratch 2048 0 7");
+    assert_eq!(program.ask("free"), "freed");
+    // The first one stands where that was, the second one on new memory, and the third one is too large to be kept at hand.
+    const SIZES: [u64; 4] = [2048, 2048, 131_072, 2048];
+    blocks_of(&mut program, &SIZES, 5000);
+    image(&program, &folder, "");
+    drop(program);
+    let run = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", &folder).env("GPUPOOL_RESTORE_BY_ORDER", "on");
+    let mut program = run.start(None);
+    let addresses = blocks_of(&mut program, &SIZES, 1);
+    let answer = program.ask("restore");
+    assert!(answer.starts_with("0 ") && answer != "0 0", "{answer}");
+    for ((address, size), number) in addresses.iter().zip(SIZES).zip(0..) {
+        assert_eq!(program.ask(&format!("look {address} {size}")), format!("{} 0", 5000 + number * 100_000));
+    }
+}
+
+#[test]
 fn names_of_an_image_are_missed_by_nobody_where_all_of_it_came_back_by_order() {
     let (_around, folder) = store();
     let mut program = checkpointed("1x1GiB").start(None);

@@ -174,7 +174,13 @@ impl Front {
         frames <= KEPT_BLOCK && self.is_open(place)
     }
 
-    /// A number that no other block has or had, of some, `(next, end)`, which are taken anew where there are none left.
+    /// A number that no other block has or had; those of one thread rise, whatever its blocks stand on: by them the blocks of an image find those of
+    /// the program that it comes back to. So all of them are of the thread's shard.
+    pub fn next_id(&self) -> u64 {
+        self.draw_id(&mut self.own_shard().magazine.lock().ids)
+    }
+
+    /// The next of some numbers, `(next, end)`, which are taken anew where there are none left.
     pub fn draw_id(&self, ids: &mut (u64, u64)) -> u64 {
         if ids.0 == ids.1 {
             let first = self.next_ids.fetch_add(IDS, Ordering::Relaxed);
@@ -239,7 +245,7 @@ impl Front {
             let Some(mut magazine) = shard.magazine.try_lock() else { continue };
             if let Ok(mut popped) = self.pop_from(index, &mut magazine, (place, frames, bytes), 0) {
                 drop(magazine);
-                popped.id = self.draw_id(&mut self.own_shard().magazine.lock().ids);
+                popped.id = self.next_id();
                 return Some(popped);
             }
         }

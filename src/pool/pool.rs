@@ -305,9 +305,8 @@ impl<B: Backend> Pool<B> {
             // The front is open and nothing is near a peak, so the state has nothing more to say. The record is on a line of its own, which may
             // have to be fetched: others need not wait for that.
             state.award_at_home(route.home, request.bytes);
-            let id = self.front.draw_id(&mut state.ids);
             drop(state);
-            return Some(Served::Block(self.begin(taken.start, frames, id, attempt)));
+            return Some(Served::Block(self.begin(taken.start, frames, self.front.next_id(), attempt)));
         }
         Some(match state.hand_out(taken) {
             Step::Done(taken) => Served::Block(self.award(&mut state, &taken, attempt, true, 0)),
@@ -328,8 +327,7 @@ impl<B: Backend> Pool<B> {
         if !state.is_award_below_peaks(taken, request.bytes) {
             self.front.drain(state);
         }
-        let id = self.front.draw_id(&mut state.ids);
-        let record = Record::new(request, route.home, taken.frames, id).for_slab(attempt.slab);
+        let record = Record::new(request, route.home, taken.frames, self.front.next_id()).for_slab(attempt.slab);
         let block = record.block(self.address(taken.start));
         let (on_peers, on_host) = state.award(taken, request, route, reused, headroom);
         self.open_front_unless_watched(state, route);

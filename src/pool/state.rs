@@ -145,8 +145,6 @@ pub(crate) struct State<H> {
     /// The caller's periods so far ([`crate::idle`]).
     pub period: u32,
     pub freed_in: FreedIn,
-    /// Numbers for blocks that begin under the lock; see [`crate::front::Front::draw_id`].
-    pub ids: (u64, u64),
     totals: Totals,
 }
 
@@ -190,7 +188,6 @@ impl<H: Copy> State<H> {
             turn: 0,
             period: 0,
             freed_in: FreedIn::default(),
-            ids: (0, 0),
             totals: Totals::default(),
         }
     }

@@ -2,10 +2,11 @@
 //! left and while it waits in plain memory of the host.
 
 use super::recall::{gave, held, is_whole, takes};
-use super::{MIB, Machine};
+use super::{MIB, Machine, ends_well};
 use gpupool_events::Event;
 use gpupool_metrics::Snapshot;
-use harness::{Run, Running, Traced};
+use harness::{Run, Running, Traced, eventually};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Longer than any of this takes, and shorter than anybody waits who is answered by nobody.
@@ -284,4 +285,39 @@ fn a_program_whose_memory_settles_is_suspended_and_drained_once_it_has() {
     machine.told("undrain --json 0");
     is_whole(high);
     is_whole(low);
+}
+
+/// The threads of a program, and whether each of them waits for something.
+fn threads(program: &Running) -> BTreeMap<String, bool> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap().flatten();
+    let waits = |task: &std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+    };
+    tasks.map(|task| (task.file_name().to_string_lossy().into_owned(), waits(&task))).collect()
+}
+
+#[test]
+fn a_context_that_the_giver_ends_in_the_middle_ends_and_its_memory_is_free_for_who_asks() {
+    let machine = Machine::new("1x480MiB");
+    let low = machine.run().nvml().env("GPUPOOL_PRIORITY", "10").env("SIMCUDA_CONTEXT_MIB", "4");
+    let mut low = machine.start(low);
+    assert_eq!(low.ask("keep 300"), "kept");
+    machine.until(&low, "a page", |page| held(page, 0) >= 300 * MIB);
+    let mut high = machine.start(machine.neighbour(0, 90));
+    assert_eq!(low.ask("hold cuMemcpyDtoHAsync_v2"), "it will");
+    high.tell("take 320");
+    eventually("a copy", || (low.ask("stands") == "yes").then_some(()));
+    let before = threads(&low);
+    assert_eq!(low.ask("destroy"), "asked");
+    let ends = |(thread, waits): (&String, &bool)| *waits && !before.contains_key(thread);
+    eventually("a call that waits for the copy", || threads(&low).iter().any(ends).then_some(()));
+    assert_eq!(low.ask("destroyed"), "no");
+    assert_eq!(low.ask("let"), "it does");
+    high.ask("check").parse::<u64>().unwrap();
+    eventually("its end", || (low.ask("destroyed") == "yes").then_some(()));
+    let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 320 * MIB);
+    assert!(held(&page, 0) >= 320 * MIB, "{page:?}");
+    is_whole_later(high);
+    ends_well(low);
 }

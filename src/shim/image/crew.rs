@@ -242,7 +242,7 @@ impl Drop for Crew {
 }
 
 /// Crews for one way, each for an owner and a home, that are used again as long as this lives: to pin the buffers of one takes as long as it takes to carry a
-/// gibibyte (RESULTS.md). Meanwhile the contexts live, so this is for a program that is held, whose calls that would end one wait in any case.
+/// gibibyte (RESULTS.md). Meanwhile the contexts live, and a call that ends one waits: also while the program is held, since such calls pass no gate.
 pub struct Crews {
     way: Way,
     all: BTreeMap<(u64, u32), Crew>,

@@ -38,6 +38,18 @@ impl Plain {
         Ok(Self { mapped: mapped as usize, length, process: std::process::id() })
     }
 
+    /// Ends behind so many bytes, of whole pages, where it is larger: the rest goes, and nobody may be using it.
+    pub fn shorten(&mut self, bytes: u64) {
+        let Some(rest) = self.bytes().checked_sub(bytes).filter(|_| self.process == std::process::id()) else { return };
+        let keeps = self.length - rest as usize;
+        for at in (keeps..self.length).step_by(AT_ONCE) {
+            let length = AT_ONCE.min(self.length - at);
+            // SAFETY: mapped by `new`, and behind all that is its from here on; the caller has it alone.
+            let _ = unsafe { libc::munmap((self.mapped + at) as *mut libc::c_void, length) };
+        }
+        self.length = keeps;
+    }
+
     /// How many bytes it was made for.
     pub fn bytes(&self) -> u64 {
         (self.length - LARGE_PAGE) as u64

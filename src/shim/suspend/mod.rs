@@ -86,8 +86,6 @@ struct Settles {
     /// Since when the program waits for it.
     since: Instant,
     bytes: u64,
-    /// For whoever asks for more.
-    crews: Crews,
 }
 
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
@@ -477,11 +475,11 @@ fn was_put() {
 /// Until then.
 fn settle_in(state: &mut Option<Suspended>, until: Instant) -> Result<(), String> {
     let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { return Ok(()) };
-    let Some(Suspended { held, put, settles: Some(Settles { since, bytes, crews }), .. }) = &mut *state else {
+    let Some(Suspended { held, put, settles: Some(Settles { since, bytes }), .. }) = &mut *state else {
         return Ok(());
     };
     // Whoever asks now waits for other things as well.
-    drop(std::mem::replace(crews, Crews::new(Way::Out)));
+    parting::let_go_of_crews();
     let left = match put.as_ref().and_then(Put::on_host) {
         Some(kept) => coming_back::settle(opened, driver, held, kept, until),
         None => Ok(0),

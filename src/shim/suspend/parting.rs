@@ -10,7 +10,7 @@ use super::turns::{self, Turn};
 use crate::backing::open::Opened;
 use crate::backing::{host, residence, terms};
 use crate::gate::{Closed, Held, Limits};
-use crate::image::crew::Crews;
+use crate::image::crew::{Crews, Way};
 use crate::serve::handles::by_hand::{self, Own};
 use crate::serve::memory::by_hand::Unplaced;
 use crate::tiers;
@@ -18,7 +18,7 @@ use crate::watch::context;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_pool::{Block, FRAME, MoveError, Moved, Piece, Place, Stopped, Wish};
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -185,6 +185,32 @@ impl Parted {
             Self::Pooled { from, .. } | Self::Own { from, .. } => *from,
         }
     }
+}
+
+/// Crews that copy nothing at this moment, for whoever asks for more soon: only while the program is held. They keep contexts alive, and so go
+/// as soon as something cannot move because a call is about to end one: that call waits for them.
+static AT_REST: Mutex<Option<Crews>> = Mutex::new(None);
+
+/// Those, or none yet.
+pub fn rested() -> Crews {
+    AT_REST.lock().take().unwrap_or_else(|| Crews::new(Way::Out))
+}
+
+/// They have copied.
+pub fn rest(crews: Crews) {
+    let before = AT_REST.lock().replace(crews);
+    drop(before);
+}
+
+/// They are of no use any more, or in the way.
+pub fn let_go_of_crews() {
+    let crews = AT_REST.lock().take();
+    drop(crews);
+}
+
+/// The program is stopped for a move. `None`: not now.
+fn stop(driver: &'static Driver, held: &Held) -> Option<Closed<'static>> {
+    held.stop(driver, &Limits::default()).inspect_err(|_| let_go_of_crews()).ok()
 }
 
 /// The gate, held, while something moves, and whose turn it is.
@@ -380,7 +406,8 @@ pub fn keep(
     let Some(&first) = hosts.peek() else { return Ok((None, Some(Full::new(Why::nowhere(), &ranges)))) };
     let allowed: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
     let own = own.into_iter().map(|own| own.bytes).sum();
-    let mut there = host::available().map_or(u64::MAX, |there| there + spare::bytes());
+    let wanted = ranges.iter().map(|range| range.bytes).sum::<u64>() + if is_suspended { 0 } else { BATCH };
+    let mut there = beside(wanted, host::available, spare::give_back).unwrap_or(u64::MAX);
     if matches!(leaves, Leaves::Gpu { .. }) {
         there -= BATCH.min(there / 2);
     }
@@ -399,6 +426,12 @@ pub fn keep(
         is_wanted()
     };
     Kept::copy(driver, &ranges, crews, &mut heard).map(|kept| (Some(Put::Host(kept)), full))
+}
+
+/// How much memory there is for so much, beside what is spare, or with that where it takes that: nobody knows how much of it was ever made, so it goes.
+fn beside(wanted: u64, available: impl Fn() -> Option<u64>, give_back: impl Fn() -> u64) -> Option<u64> {
+    let beside = available()?;
+    if wanted > beside && give_back() > 0 { available() } else { Some(beside) }
 }
 
 /// What of these there is room for, one after the other, and the rest.
@@ -494,7 +527,7 @@ pub fn leave(
             continue;
         }
         let mut why = leaves.why_nowhere();
-        let stop = || held.stop(driver, &Limits::default()).ok();
+        let stop = || stop(driver, held);
         let mut has_gone = |gone: Result<(), Unplaced>| gone.inspect_err(|unplaced| why = Why::own(unplaced)).is_ok();
         let is_kept = leaves.put().and_then(Put::on_host).is_some_and(|kept| kept.has(address, bytes));
         let went = is_kept && has_gone(by_hand::put_away(driver, address, bytes, stop))
@@ -750,11 +783,11 @@ pub(super) fn rearrange(
     wishes: &[Wish],
 ) -> Result<Moved, Why> {
     for _ in 0..TRIES {
-        let stop = || {
+        let stops = || {
             let turn = turn.0.lock();
-            Some(Quiet(held.stop(driver, &Limits::default()).ok()?, turn))
+            Some(Quiet(stop(driver, held)?, turn))
         };
-        match opened.pool.rearrange(wishes, stop) {
+        match opened.pool.rearrange(wishes, stops) {
             Ok(done) => {
                 // Even what is cut short has moved something, to wherever there was room.
                 residence::is_far();
@@ -829,6 +862,25 @@ mod tests {
             [99, 100, 199, 200, 229, 230, 300, 399, 400, 409, 410].into_iter().filter(|at| full.has(*at)).collect();
         assert_eq!(has, [200, 229, 400, 409]);
     }
+
+    #[test]
+    fn spare_memory_is_room_only_as_far_as_it_was_ever_made() {
+        // 100 were spare, of which only 20 are there.
+        for (wanted, room, is_given_back) in [(100, 110, false), (130, 130, true), (200, 130, true)] {
+            let gone = Cell::new(false);
+            let there = beside(
+                wanted,
+                || Some(if gone.get() { 130 } else { 110 }),
+                || {
+                    gone.set(true);
+                    100
+                },
+            );
+            assert_eq!((there, gone.get()), (Some(room), is_given_back), "{wanted}");
+        }
+        assert_eq!(beside(200, || Some(110), || 0), Some(110));
+    }
+
     #[test]
     fn what_comes_while_all_is_written_is_written_too_whether_or_not_it_stays() {
         let range = |address| Range { owner: 1, home: 0, address, bytes: 10 };

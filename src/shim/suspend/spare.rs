@@ -71,11 +71,10 @@ pub fn take(bytes: u64) -> Vec<Plain> {
         taken.push(plain);
     }
     give_back();
-    if let Some(last) = taken.last()
+    if let Some(last) = taken.last_mut()
         && let Some(unused) = sum.checked_sub(bytes)
     {
-        // SAFETY: the end of that memory, in which nothing is.
-        unsafe { Plain::give_back(last.start() + (last.bytes() - unused) as usize, unused) };
+        last.shorten(last.bytes() - unused);
     }
     taken
 }

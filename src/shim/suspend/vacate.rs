@@ -14,7 +14,6 @@ use super::put::Put;
 use super::{Agreement, BUSY, Done, STATE, Settles, Suspended, hold, opened, told_anew};
 use crate::backing::{open, residence, terms};
 use crate::gate::{self, Disturbed, Held};
-use crate::image::crew::{Crews, Way};
 use crate::log;
 use crate::nvml;
 use crate::process;
@@ -407,22 +406,18 @@ fn leave(
         return (0, vec![(lies_there(opened, gpu, which.bounds().0), Why { cause: "rest", text })]);
     };
     let mut state = state;
-    let crews = state.as_mut().and_then(|state| state.settles.as_mut());
-    let mut crews = crews
-        .map_or_else(|| Crews::new(Way::Out), |settles| std::mem::replace(&mut settles.crews, Crews::new(Way::Out)));
-    let left = leave_in((opened, driver), &mut state, &mut crews, (gpu, which), deadline, is_wanted, progress);
-    // Who takes block after block asks again at once.
-    if let Some(settles) = state.as_mut().and_then(|state| state.settles.as_mut()) {
-        settles.crews = crews;
+    let left = leave_in((opened, driver), &mut state, (gpu, which), deadline, is_wanted, progress);
+    // Who takes block after block asks again at once, and the program is held until then; otherwise it goes on, and may end a context.
+    if state.is_none() {
+        parting::let_go_of_crews();
     }
     left
 }
 
-/// The same, while this thread has the state; `crews` copy what is put in plain memory.
+/// The same, while this thread has the state.
 fn leave_in(
     (opened, driver): (&'static open::Opened, &'static Driver),
     state: &mut Option<Suspended>,
-    crews: &mut Crews,
     (gpu, which): (u32, Which),
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
@@ -479,13 +474,15 @@ fn leave_in(
                 may_to_peers = stayed.iter().any(|(_, why)| parting::is_late(why));
             }
             if parted.is_empty() {
-                let kept = parting::keep(opened, driver, leaves(Onto::Anywhere), crews, is_wanted, &mut step);
+                let mut crews = parting::rested();
+                let kept = parting::keep(opened, driver, leaves(Onto::Anywhere), &mut crews, is_wanted, &mut step);
+                if kept.is_ok() {
+                    parting::rest(crews);
+                }
                 let full;
                 (put, full) = kept.unwrap_or_else(|why| {
                     tracing::debug!(target: "gpupool::memory", about = "recall", "nothing was put in plain memory: {why}");
                     may_hurry = false;
-                    // The program goes on, and may end a context.
-                    *crews = Crews::new(Way::Out);
                     (None, None)
                 });
                 if let Some(put) = &put {
@@ -538,7 +535,7 @@ fn settles(state: &mut Option<Suspended>, held: Option<Held>, put: Put, bytes: u
             }
         }
         (None, Some(held)) => {
-            let settles = Some(Settles { since: Instant::now(), bytes, crews: Crews::new(Way::Out) });
+            let settles = Some(Settles { since: Instant::now(), bytes });
             *state = Some(Suspended { held, parted: Vec::new(), put: Some(put), settles });
         }
         // It is so only while it is settled.

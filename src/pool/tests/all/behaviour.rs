@@ -54,6 +54,24 @@ fn the_blocks_of_a_gpu_are_those_that_live_and_have_frames_of_their_own() {
     assert_eq!((pool.blocks(0), pool.blocks(1)), (live.to_vec(), vec![other.block]));
 }
 
+/// By their numbers the blocks of an image find those of the program that it comes back to.
+#[test]
+fn the_numbers_of_blocks_of_one_thread_rise_whatever_they_stand_on() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 8 * GIB)]);
+    let mut last = 0;
+    for bytes in [2 * MIB, GIB, 2 * MIB, 2 * MIB, GIB, 20 * MIB, 2 * MIB] {
+        // Memory that is new, that the thread keeps, and that the pool has free.
+        let [first, second] = [(); 2].map(|()| allocate(&pool, bytes).unwrap());
+        free(&pool, &first);
+        let third = allocate(&pool, bytes).unwrap();
+        let ids = [last, first.block.id, second.block.id, third.block.id];
+        assert!(ids.is_sorted_by(|one, next| one < next), "{bytes}: {ids:?}");
+        last = third.block.id;
+        free(&pool, &second);
+        free(&pool, &third);
+    }
+}
+
 #[test]
 fn the_best_fit_is_taken_and_the_lowest_of_equals() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
