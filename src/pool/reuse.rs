@@ -113,10 +113,31 @@ impl<H: Copy> State<H> {
         match pieces {
             [(place, _)] => self.take_best(*place, frames, waits_for),
             _ => {
-                let (start, end) = self.find_span(pieces, route, frames, waits_for)?;
-                self.take_span(start, end)
+                if let Some((start, end)) = self.find_span(pieces, route, frames, waits_for) {
+                    return self.take_span(start, end);
+                }
+                // Rows are of runs beside each other; one that lies by itself is at one place.
+                let (home_least, host_most) = self.alike(pieces, route);
+                let is_alike = |place: PlaceId| {
+                    let (at_home, on_host) = (place == route.home, self.place(place).is_host());
+                    (at_home || home_least == 0) && (!on_host || u64::from(frames) <= host_most)
+                };
+                let places: Vec<PlaceId> =
+                    pieces.iter().map(|piece| piece.0).filter(|place| is_alike(*place)).collect();
+                places.into_iter().find_map(|place| {
+                    if self.is_open_to(place, route) { self.take_best(place, frames, waits_for) } else { None }
+                })
             }
         }
+    }
+
+    /// How many frames at home, at least, and on the host, at most, are as good as fresh memory in `pieces`.
+    fn alike(&self, pieces: &[(PlaceId, u64)], route: &Route) -> (u64, u64) {
+        let wanted = |matches: &dyn Fn(PlaceId) -> bool| -> u64 {
+            pieces.iter().filter(|(place, _)| matches(*place)).map(|(_, bytes)| bytes / FRAME).sum()
+        };
+        let home_least = wanted(&|place| place == route.home).saturating_sub(TOLERANCE / FRAME);
+        (home_least, wanted(&|place| self.place(place).is_host()) + TOLERANCE / FRAME)
     }
 
     /// The borders of the free row of frames to reuse for `pieces`: from the smallest row of free runs that has one, so
@@ -128,11 +149,7 @@ impl<H: Copy> State<H> {
         frames: u32,
         waits_for: Option<PlaceId>,
     ) -> Option<(u32, u32)> {
-        let wanted = |matches: &dyn Fn(PlaceId) -> bool| -> u64 {
-            pieces.iter().filter(|(place, _)| matches(*place)).map(|(_, bytes)| bytes / FRAME).sum()
-        };
-        let home_least = wanted(&|place| place == route.home).saturating_sub(TOLERANCE / FRAME);
-        let host_most = wanted(&|place| self.place(place).is_host()) + TOLERANCE / FRAME;
+        let (home_least, host_most) = self.alike(pieces, route);
         let usable = |run: &Run| match run.kind {
             Kind::Free(freed) => {
                 let place = self.chunks.places().at(run.start);
@@ -146,15 +163,17 @@ impl<H: Copy> State<H> {
             Kind::Out => false,
         };
         let mut best: Option<(u32, u32)> = None;
-        for span in self.runs.free_spans() {
+        let spans: Vec<Vec<Run>> = self.runs.free_spans().collect();
+        // One run that cannot be used parts a row, and spoils neither side: where places are full, nearly each row has one.
+        for span in spans.iter().flat_map(|span| span.split(|run| !usable(run))) {
             let (Some(first), Some(last)) = (span.first(), span.last()) else {
                 continue;
             };
             let size = last.end() - first.start;
-            if size < frames || best.is_some_and(|(least, _)| least <= size) || !span.iter().all(usable) {
+            if size < frames || best.is_some_and(|(least, _)| least <= size) {
                 continue;
             }
-            let shares = Shares::new(self, &span, route.home);
+            let shares = Shares::new(self, span, route.home);
             // Moving a window changes its shares at a constant rate until a border passes one of a run, so only windows
             // that begin or end at one need a look.
             let mut windows =

@@ -799,3 +799,27 @@ fn a_request_that_all_places_lack_room_for_says_what_others_have_of_its_gpu() {
     assert_eq!(ask(true), Err(Refusal::Lacks { bytes: 76 * MIB }));
     assert_eq!(ask(false), Err(Refusal::Full { missing: 76 * MIB }));
 }
+
+/// Where a few MiB are free near, each block would have those and the rest anew from far away, and what was freed there would serve nobody.
+#[test]
+fn a_program_that_does_not_fit_holds_no_more_for_running_long() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 2 * MIB), (HOST, 64 * GIB)]);
+    let mut random = 1_u64;
+    let mut next = |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % below
+    };
+    let mut live: Vec<Allocation> = Vec::new();
+    let mut most = 0;
+    for _ in 0..30_000 {
+        if live.len() < 12 && next(2) == 0 {
+            live.push(allocate(&pool, (1 + next(20)) * FRAME).unwrap());
+        } else if !live.is_empty() {
+            let block = live.swap_remove(next(live.len() as u64) as usize);
+            free(&pool, &block);
+        }
+        most = most.max(live.iter().map(|block| block.block.bytes).sum::<u64>());
+    }
+    let held: u64 = pool.usage().places.iter().map(|place| place.held).sum();
+    assert!(held <= 3 * most, "{} MiB held for {} MiB in use at most", held / MIB, most / MIB);
+}
