@@ -92,6 +92,11 @@ impl Running {
     /// Waits for its end, which the end of its input brings about.
     pub fn end(mut self) -> (ExitStatus, TempDir) {
         drop(self.input.take());
+        self.ends()
+    }
+
+    /// Waits for an end of its own, with its input open: to some programs the end of that is a reason to end, too.
+    pub fn ends(mut self) -> (ExitStatus, TempDir) {
         let status = self.child.wait().unwrap_or_else(|e| panic!("lost it: {e}"));
         let folder = std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap_or_else(|e| panic!("{e}")));
         (status, folder)

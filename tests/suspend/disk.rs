@@ -332,7 +332,7 @@ fn a_program_that_is_resumed_by_a_signal_and_ends_at_once_leaves_no_files() {
         assert!(!files(folder.path()).is_empty());
         program.ask("quit");
         program.tell("signal");
-        let (status, _kept) = program.end();
+        let (status, _kept) = program.ends();
         assert_eq!(status.code(), Some(4), "{status}");
         let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
         assert_eq!(left, Vec::<PathBuf>::new());
