@@ -627,23 +627,6 @@ fn a_program_without_gpupool_gets_what_others_only_borrow() {
     assert!(status.success(), "{status}");
 }
 
-/// It looks for others where another user's pages are not, so neither can ask the other one.
-#[test]
-fn a_program_of_another_user_counts_as_one_without_gpupool() {
-    let machine = Machine::new("2x320MiB");
-    let mut debtor = machine.debtor(240);
-    let their_folder = tempfile::tempdir().unwrap();
-    let mut other = machine.neighbour(1, 50).start(Some(their_folder.path()));
-    assert_eq!(other.ask("check"), "0", "it has begun");
-    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
-    takes(&mut other, 280);
-    assert_eq!((other.ask("check"), debtor.ask("check")), ("0".to_owned(), "0".to_owned()));
-    let theirs = eventually("their page", || page_of(their_folder.path(), other.pid()));
-    assert!(held(&theirs, 1) >= 280 * MIB, "{theirs:?}");
-    assert!(gave(&is_whole(debtor)) >= 236 * MIB);
-    is_whole(other);
-}
-
 #[test]
 fn many_with_priorities_take_and_drop_at_random_and_lose_nothing() {
     // Longer and with more by GPUPOOL_FLEET_SECONDS and GPUPOOL_FLEET_PROCESSES.

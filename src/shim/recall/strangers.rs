@@ -16,6 +16,7 @@ use gpupool_cuda::Device;
 use gpupool_lending::Terms;
 use gpupool_metrics::folder::Folder;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 /// How often it is looked while something is borrowed. A context takes 110 ms to make.
@@ -111,9 +112,13 @@ fn strangers(new: &[u32]) -> Vec<u32> {
     let known = super::page().and_then(|page| Folder::around(page).ok()).map(|folder| neighbours::all(&folder));
     let known = known.unwrap_or_default();
     let is_helper = |pid: u32| std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"gpupool\n");
-    // One that has allocated nothing yet has no page.
-    let is_ours =
-        |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libgpupool"));
+    // One that has allocated nothing yet has no page. Of another user's program root can see that it has the library, too, but neither can ask the other.
+    let user_of = |process: &str| std::fs::metadata(format!("/proc/{process}")).ok().map(|process| process.uid());
+    let user = user_of("self");
+    let is_ours = |pid: u32| {
+        user_of(&pid.to_string()) == user
+            && std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libgpupool"))
+    };
     let is_known = |pid: u32| pid == std::process::id() || known.contains(&pid) || is_helper(pid) || is_ours(pid);
     new.iter().copied().filter(|pid| !is_known(*pid)).collect()
 }
