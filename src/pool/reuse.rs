@@ -163,15 +163,11 @@ impl<H: Copy> State<H> {
             Kind::Out => false,
         };
         let mut best: Option<(u32, u32)> = None;
-        let spans: Vec<Vec<Run>> = self.runs.free_spans().collect();
-        // One run that cannot be used parts a row, and spoils neither side: where places are full, nearly each row has one.
-        for span in spans.iter().flat_map(|span| span.split(|run| !usable(run))) {
-            let (Some(first), Some(last)) = (span.first(), span.last()) else {
-                continue;
-            };
+        let mut look = |span: &[Run]| {
+            let (Some(first), Some(last)) = (span.first(), span.last()) else { return };
             let size = last.end() - first.start;
             if size < frames || best.is_some_and(|(least, _)| least <= size) {
-                continue;
+                return;
             }
             let shares = Shares::new(self, span, route.home);
             // Moving a window changes its shares at a constant rate until a border passes one of a run, so only windows
@@ -184,6 +180,10 @@ impl<H: Copy> State<H> {
             if let Some(start) = windows.find(|&at| at >= first.start && at + frames <= last.end()) {
                 best = Some((size, start));
             }
+        };
+        // One run that cannot be used parts a row, and spoils neither side: where places are full, nearly each row has one.
+        for row in self.runs.free_spans() {
+            row.split(|run| !usable(run)).for_each(&mut look);
         }
         best.map(|(_, start)| (start, start + frames))
     }

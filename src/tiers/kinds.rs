@@ -526,26 +526,26 @@ impl Kinds {
         of(kind.operands).or_else(|| of(kind.any_shape.filter(|_| !is_new)))
     }
 
+    /// What is known of launches of its very shape.
+    fn own_shape(&self, kind: u32) -> Option<&Operands> {
+        self.operands.get(self.get(kind)?.operands? as usize)
+    }
+
     /// How often this operand can cross the link at most: [`UNKNOWN`], or what the time of a launch like this one leaves room for.
     pub fn bound(&self, kind: u32, operand: Option<u8>) -> f32 {
-        let of = |index: Option<u32>| Some(self.operands.get(index? as usize)?.bound(operand?));
-        let kind = self.get(kind);
-        let known = kind.and_then(|kind| of(kind.operands).or_else(|| of(kind.any_shape)));
-        known.map_or(UNKNOWN, |bound| UNKNOWN.min(bound))
+        UNKNOWN.min(self.bound_if_known(kind, operand))
     }
 
     /// How often this operand can cross the link at most in the time that launches of this very shape took; without end where none was measured.
     pub fn bound_if_known(&self, kind: u32, operand: Option<u8>) -> f32 {
-        let index = self.get(kind).and_then(|kind| kind.operands);
-        let known = index.and_then(|index| self.operands.get(index as usize)).zip(operand);
-        known.map_or(f32::INFINITY, |(operands, operand)| operands.bound(operand))
+        self.own_shape(kind).zip(operand).map_or(f32::INFINITY, |(own, operand)| own.bound(operand))
     }
 
     /// How often an operand may cross the link of which nothing is known yet ([`Operands::promises`]).
     pub fn promises(&self, id: u32, part: &Use, extents: &Extents) -> Option<f32> {
-        let kind = self.get(id).filter(|kind| kind.is_weighed)?;
+        self.get(id).filter(|kind| kind.is_weighed)?;
         extents.get(part.slot).filter(|extent| extent.was_far())?;
-        self.operands.get(kind.operands? as usize)?.promises(part.operand?)
+        self.own_shape(id)?.promises(part.operand?)
     }
 
     /// Memory comes near to find out how often a launch reads this operand.
@@ -570,17 +570,15 @@ impl Kinds {
 
     /// No launch of its function and shape was timed with anything far.
     pub fn was_never_timed(&self, kind: u32) -> bool {
-        let own = self.get(kind).and_then(|kind| kind.operands);
-        own.and_then(|index| self.operands.get(index as usize)).is_some_and(|own| !own.was_timed())
+        self.own_shape(kind).is_some_and(|own| !own.was_timed())
     }
 
     /// Launches of this function were timed, but none that works on as much: attention over one new word reads its keys once, over a prompt fifty times. One
     /// whose sizes are others each time is taken to do the same with each.
-    fn is_of_new_shape(&self, kind: u32) -> bool {
-        let Some(kind) = self.get(kind).filter(|kind| !kind.has_many) else { return false };
+    fn is_of_new_shape(&self, id: u32) -> bool {
+        let Some(kind) = self.get(id).filter(|kind| !kind.has_many) else { return false };
         let shapes = self.functions.get(kind.function as usize).map_or(0, |function| function.shapes);
-        let own = kind.operands.and_then(|index| self.operands.get(index as usize));
-        (2..=FEW_SHAPES).contains(&shapes) && own.is_some_and(|own| !own.was_timed())
+        (2..=FEW_SHAPES).contains(&shapes) && self.was_never_timed(id)
     }
 
     /// A launch like this one was measured, but not how often it reads this operand.
@@ -843,16 +841,15 @@ impl Kinds {
         self.known(id).1 != Basis::Measured
     }
 
-    /// How often the operand that can be read most often can cross the link.
-    fn most_read(&self, id: u32) -> f32 {
-        let Some(kind) = self.get(id) else { return UNKNOWN };
-        kind.uses.iter().map(|part| self.bound(id, part.operand)).reduce(f32::max).unwrap_or(UNKNOWN)
-    }
-
-    /// The same where times were measured of launches of its very shape.
+    /// How often the operand that can be read most often can cross the link, where times were measured of launches of its very shape.
     fn most_by_time(&self, id: u32) -> f32 {
         let Some(kind) = self.get(id) else { return f32::INFINITY };
         kind.uses.iter().map(|part| self.bound_if_known(id, part.operand)).reduce(f32::max).unwrap_or(f32::INFINITY)
+    }
+
+    /// The same, and [`UNKNOWN`] where none were.
+    fn most_read(&self, id: u32) -> f32 {
+        UNKNOWN.min(self.most_by_time(id))
     }
 
     /// What is charged for a pass over an operand of a launch of which nothing was measured; `None` where something was.
