@@ -45,6 +45,8 @@ pub struct Extent {
     first_far: u64,
     /// Nanoseconds that bringing back takes what was near at first and is far.
     pub back_ns: f64,
+    /// Nanoseconds that launches lost by that so far, as far as they are charged.
+    lost_ns: f64,
     /// What of it is in [`Extents::displaced`].
     counted: i64,
     /// Where most of its far bytes are; if none are, where they last were.
@@ -105,6 +107,10 @@ impl Extent {
     }
 }
 
+/// What launches may lose by what has left before it comes back, in parts of what that takes. Nothing where it comes back at the first loss, as a swap does that takes
+/// ten times as long as the one reading that it saves; 1 where who rents pays at most twice as much as who knows the future. What is kept for it cannot be spent on moves, so
+/// that more than this leaves too little at the begin.
+const RENT: f64 = 0.25;
 /// More uses than these are not counted on.
 const MOST_USES: f32 = 32.0;
 /// So many times as long as it ever took to its next use, and what used an extent is over.
@@ -150,6 +156,21 @@ impl Extent {
     /// Something of it is far, or was when it was first seen.
     pub fn was_far(&self) -> bool {
         self.first_far + self.far_bytes > 0
+    }
+
+    /// Nanoseconds that are kept for it: to bring back what was near at first, and what launches may lose until then.
+    fn kept_ns(&self) -> f64 {
+        self.kept_if(self.back_ns)
+    }
+
+    /// The same if bringing it back took so long.
+    pub fn kept_if(&self, back_ns: f64) -> f64 {
+        back_ns + (RENT * back_ns - self.lost_ns).max(0.0)
+    }
+
+    /// Once a launch has lost so much more by what is far of it and was near at first, launches have lost as much in all as they may before that comes back ([`RENT`]).
+    pub fn is_due(&self, more_ns: f64) -> bool {
+        self.back_ns > 0.0 && self.lost_ns + more_ns >= RENT * self.back_ns
     }
 
     /// Bytes that are far and would not be if nothing had moved; fewer than 0: near and would not be.
@@ -205,8 +226,8 @@ pub struct Extents {
     /// Slots whose places have to be asked.
     unsettled: Vec<u32>,
     born: u64,
-    /// Nanoseconds that bringing everything back takes that was near at first.
-    back_ns: f64,
+    /// Nanoseconds that are kept for what was near at first and is far ([`Extent::kept_ns`]).
+    kept_ns: f64,
     /// Bytes that are far and were near at first, less those that are near and were far. Where that is less than nothing, a new block
     /// would find as much more room near.
     displaced: i64,
@@ -257,6 +278,7 @@ impl Extents {
             first_ns: 0.0,
             first_far: 0,
             back_ns: 0.0,
+            lost_ns: 0.0,
             counted: 0,
             place: 0,
             stays_until: 0,
@@ -277,6 +299,7 @@ impl Extents {
                 dirty: true,
                 generation: 0,
                 back_ns: 0.0,
+                lost_ns: 0.0,
                 counted: 0,
                 near_bytes: 0,
                 far_bytes: 0,
@@ -309,14 +332,20 @@ impl Extents {
         }
     }
 
+    /// The places of all have to be asked, and what is reckoned by links with it.
+    pub fn unsettle_all(&mut self) {
+        (0..self.slots.len() as u32).for_each(|slot| self.unsettle(slot));
+    }
+
     fn remove(&mut self, slot: u32) {
         self.count(slot, false);
         if let Some(extent) = self.get_mut(slot) {
             extent.lives = false;
             let start = extent.range.start;
-            let back_ns = std::mem::take(&mut extent.back_ns);
+            let kept_ns = extent.kept_ns();
+            extent.back_ns = 0.0;
             let counted = std::mem::take(&mut extent.counted);
-            self.back_ns -= back_ns;
+            self.kept_ns -= kept_ns;
             self.displaced -= counted;
             self.by_start.remove(&start);
             self.free.push(slot);
@@ -477,12 +506,12 @@ impl Extents {
 
     /// Nanoseconds that it takes to have everything as it would be if nothing had moved, and room for what would be near.
     pub fn reserve_ns(&self) -> f64 {
-        self.back_ns + self.swap_ns * (-self.displaced).max(0) as f64
+        self.kept_ns + (1.0 + RENT) * self.swap_ns * (-self.displaced).max(0) as f64
     }
 
     /// What it would take more if so many bytes more were displaced.
     pub fn room_ns(&self, change: i64) -> f64 {
-        self.swap_ns * ((-self.displaced - change).max(0) - (-self.displaced).max(0)) as f64
+        (1.0 + RENT) * self.swap_ns * ((-self.displaced - change).max(0) - (-self.displaced).max(0)) as f64
     }
 
     /// Asks where everything lies that has moved or is new.
@@ -538,9 +567,18 @@ impl Extents {
         slots.into_iter().for_each(|slot| self.compare(slot, links));
         self.epoch += 1;
         // What rounding left behind: bringing anything back takes more.
-        if self.back_ns < 1.0 {
-            self.back_ns = 0.0;
+        if self.kept_ns < 1.0 {
+            self.kept_ns = 0.0;
         }
+    }
+
+    /// A launch has lost so many nanoseconds by what of it is far and was near at first; fewer than 0: what was said before was too much.
+    pub fn lost(&mut self, slot: u32, ns: f64) {
+        let Some(extent) = self.get_mut(slot).filter(|extent| extent.back_ns > 0.0) else { return };
+        let kept_ns = extent.kept_ns();
+        extent.lost_ns = (extent.lost_ns + ns).max(0.0);
+        let change = extent.kept_ns() - kept_ns;
+        self.kept_ns += change;
     }
 
     /// Works out how an extent lies, compared with how it lay at first.
@@ -553,10 +591,14 @@ impl Extents {
         let displaced = extent.displaced();
         let back_ns = if displaced <= 0 { 0.0 } else { links.back_ns(extent.place, displaced as u64) };
         let swap_ns = links.swap_ns_per_byte(extent.place);
-        let before =
-            (std::mem::replace(&mut extent.back_ns, back_ns), std::mem::replace(&mut extent.counted, displaced));
-        self.back_ns += back_ns - before.0;
-        self.displaced += displaced - before.1;
+        let kept_ns = extent.kept_ns();
+        if back_ns == 0.0 {
+            extent.lost_ns = 0.0;
+        }
+        extent.back_ns = back_ns;
+        let counted = std::mem::replace(&mut extent.counted, displaced);
+        self.kept_ns += extent.kept_ns() - kept_ns;
+        self.displaced += displaced - counted;
         self.swap_ns = self.swap_ns.max(swap_ns);
     }
 

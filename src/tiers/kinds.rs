@@ -74,7 +74,7 @@ impl Moment {
 }
 
 /// How many times what near memory gives a kernel may read through its caches.
-const CACHED: f32 = 2.0;
+pub const CACHED: f32 = 2.0;
 
 /// What the account is told of a launch.
 #[derive(Clone, Copy, Debug, Default)]
@@ -660,14 +660,16 @@ impl Kinds {
     }
 
     /// A launch took so long. Answers whether what is known has become something else by it, and what was charged too much before.
-    pub fn timed(&mut self, id: u32, pass_ns: f32, passes: &Passes, ns: f32) -> (bool, f32) {
+    ///
+    /// `least`: nanoseconds that a pass over each operand takes at least, wherever it lies.
+    pub fn timed(&mut self, id: u32, pass_ns: f32, passes: &Passes, least: &Passes, ns: f32) -> (bool, f32) {
         let Some(kind) = self.kinds.get_mut(id as usize) else { return (false, 0.0) };
         let Some(hot) = self.hot.get_mut(id as usize) else { return (false, 0.0) };
         let Some(function) = self.functions.get_mut(kind.function as usize) else { return (false, 0.0) };
         if !hot.settled {
             let index = kind.operands;
             let operands = index.and_then(|index| self.operands.get_mut(index as usize));
-            if operands.is_some_and(|operands| operands.bind(passes, ns)) {
+            if operands.is_some_and(|operands| operands.bind(passes, ns) | operands.bind(least, ns)) {
                 function.version = function.version.wrapping_add(1);
             }
             return (false, self.charged_too_much(id, (1.0 + operands::TOLD) * self.most_read(id), false));
@@ -675,7 +677,7 @@ impl Kinds {
         let mut weighs_otherwise = false;
         for index in [kind.operands, kind.any_shape].into_iter().flatten() {
             if let Some(operands) = self.operands.get_mut(index as usize) {
-                weighs_otherwise |= operands.add(passes, ns);
+                weighs_otherwise |= operands.add(passes, ns) | operands.bind(least, ns);
             }
         }
         if weighs_otherwise {

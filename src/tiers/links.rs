@@ -59,6 +59,25 @@ impl Links {
         Self { near: 4480.0, far, drain_ns: 30_000.0, remap_ns: 40_000.0, remap_ns_per_byte }
     }
 
+    /// The same where moves take so many times as long, and reading far memory as long as before.
+    #[must_use]
+    pub(crate) fn slowed(&self, times: f64) -> Self {
+        let slowed = |link: &FarLink| FarLink {
+            copy_in: link.copy_in / times,
+            copy_out: link.copy_out / times,
+            both: link.both / times,
+            map: link.map / times,
+            ..*link
+        };
+        Self {
+            far: self.far.iter().map(slowed).collect(),
+            drain_ns: self.drain_ns * times,
+            remap_ns: self.remap_ns * times,
+            remap_ns_per_byte: self.remap_ns_per_byte * times,
+            ..*self
+        }
+    }
+
     /// The link to a place. One that nobody told of counts as the slowest of all.
     #[must_use]
     pub fn link(&self, place: u8) -> FarLink {

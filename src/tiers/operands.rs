@@ -225,16 +225,16 @@ impl Operands {
         is_news
     }
 
-    /// So long a launch took, while one pass over what is far of each takes so long: it cannot have read any of them more often than that.
+    /// So long a launch took, while one pass over each operand takes no less than `least` nanoseconds: it cannot have read any of them more often than that.
     /// Answers whether that is less than was known. Says nothing where launches of all shapes are taken together.
-    pub fn bind(&mut self, far: &Passes, ns: f32) -> bool {
+    pub fn bind(&mut self, least: &Passes, ns: f32) -> bool {
         let mut is_news = false;
         if self.is_of_any_shape {
             return false;
         }
-        for (bound, far) in self.bound.iter_mut().zip(far).filter(|(_, far)| **far > 0.0) {
-            is_news |= ns / far < *bound * (1.0 - TOLD);
-            *bound = bound.min(ns / far);
+        for (bound, least) in self.bound.iter_mut().zip(least).filter(|(_, least)| **least > 0.0) {
+            is_news |= ns / least < *bound * (1.0 - TOLD);
+            *bound = bound.min(ns / least);
         }
         is_news
     }

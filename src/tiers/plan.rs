@@ -7,6 +7,7 @@
 //! where a launch reads its operand thirty times it holds for each launch, and the operand that was just used goes, since the cycle
 //! needs it last.
 
+use crate::extents::Extent;
 use crate::interface::{Range, Swap, Whereabouts};
 use crate::kinds::{self, NONE};
 use crate::tiers::Tiers;
@@ -81,7 +82,7 @@ impl Tiers {
         }
         self.moves_for_last = true;
         self.refresh_all(at);
-        if self.kinds.hot(id).is_some_and(|hot| self.must_return(hot)) {
+        if self.must_return(id) {
             let back = self.swap_back(id, self.account.is_wrong(), at);
             if back.is_some() {
                 return back;
@@ -170,9 +171,14 @@ impl Tiers {
         } else {
             Vec::new()
         };
+        let charges = self.charges_of(id, at);
+        let is_due = |slot: u32, extent: &Extent| {
+            let more_ns = charges.iter().filter(|charge| charge.0 == slot).map(|charge| charge.1).sum();
+            extent.is_due(more_ns)
+        };
         for part in kind.uses.iter().chain(&others) {
             let Some(extent) = self.extents.get(part.slot) else { continue };
-            if extent.displaced() <= 0 || extent.stays_until > self.cycles {
+            if extent.displaced() <= 0 || extent.stays_until > self.cycles || !all && !is_due(part.slot, extent) {
                 continue;
             }
             swap.gain_ns += f64::from(self.kinds.credit(id, -1.0) * part.part * -extent.saved_ns(self.cycles));
@@ -251,7 +257,7 @@ impl Tiers {
             let Some(extent) = self.extents.get(*slot) else { return 0.0 };
             let displaced = (extent.displaced() + bytes).max(0) as u64;
             let back_ns = if displaced == 0 { 0.0 } else { self.settings.links.back_ns(extent.place, displaced) };
-            back_ns - extent.back_ns
+            extent.kept_if(back_ns) - extent.kept_if(extent.back_ns)
         };
         let change = swap.bytes_out() as i64 - swap.bytes_in() as i64;
         let reserve = slots.iter().map(reserve).sum::<f64>() + self.extents.room_ns(change);

@@ -5,7 +5,8 @@ use crate::cycle::{Cycle, HISTORY};
 use crate::extents::{Extents, Least};
 use crate::interface::{Launch, Ledger, Range, Reader, Settings, Timed, Told, Whereabouts, Why};
 use crate::kinds::{self, COPY, Kinds, Moment, NONE, Worth};
-use crate::operands::{self, Passes};
+use crate::links::Links;
+use crate::operands::{self, MOST as MOST_OPERANDS, Passes};
 use crate::timeline::Timeline;
 use std::fmt::Write;
 
@@ -35,10 +36,73 @@ const LEARNT: u32 = 16;
 /// Launches for each extent after which it is looked at again.
 const SLOT: u64 = 4;
 
+/// A launch whose time is not known yet.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    launch: u64,
+    kind: u32,
+    /// Nanoseconds of far pass that it has, and of one pass over each operand.
+    pass_ns: f32,
+    passes: Passes,
+    /// The same as if a pass were as fast as any can be.
+    least: Passes,
+}
+
+impl Default for Pending {
+    fn default() -> Self {
+        Self { launch: u64::MAX, kind: NONE, pass_ns: 0.0, passes: Passes::default(), least: Passes::default() }
+    }
+}
+
+/// What moves took beside what they were reckoned with.
+#[derive(Debug)]
+struct Prices {
+    /// The links as they were told.
+    told: Links,
+    /// Nanoseconds that the last moves were reckoned with by that, and took.
+    reckoned_ns: f64,
+    took_ns: f64,
+    /// How many times as long they take by what is reckoned with now.
+    times: f64,
+}
+
+impl Prices {
+    fn new(told: Links) -> Self {
+        Self { told, reckoned_ns: SWAPS_AT_FIRST, took_ns: SWAPS_AT_FIRST, times: 1.0 }
+    }
+
+    /// A move took so long. Answers how many times as long as told moves are to be reckoned with, if that is something else than before.
+    fn took(&mut self, place: u8, bytes_in: u64, bytes_out: u64, took_ns: f64) -> Option<f64> {
+        let links = &self.told;
+        let reckoned_ns = links.drain_ns
+            + links.copy_ns(place, bytes_in, bytes_out)
+            + links.map_ns(2, bytes_in + bytes_out)
+            + links.far_map_ns(place, bytes_out);
+        self.reckoned_ns = self.reckoned_ns * SWAPS_KEPT + reckoned_ns;
+        // One that waited for something else for long says nothing of the others.
+        self.took_ns = self.took_ns * SWAPS_KEPT + took_ns.min(MOST_TIMES * reckoned_ns);
+        let times = (self.took_ns / self.reckoned_ns).clamp(1.0, MOST_TIMES);
+        ((times / self.times - 1.0).abs() > PRICE_TOLD).then(|| {
+            self.times = times;
+            times
+        })
+    }
+}
+
+/// Nanoseconds of moves that are taken to have come as they were reckoned with before the first one, and how much of all that each later move leaves of it.
+const SWAPS_AT_FIRST: f64 = 3e6;
+const SWAPS_KEPT: f64 = 0.9;
+/// So many times what it was reckoned with counts of a move at most.
+const MOST_TIMES: f64 = 5.0;
+/// A difference of less changes nothing.
+const PRICE_TOLD: f64 = 0.15;
+
 /// What should lie near for one home GPU. See the crate's page.
 #[derive(Debug)]
 pub struct Tiers {
+    /// With what moves are found to cost in its links.
     pub(crate) settings: Settings,
+    prices: Prices,
     pub(crate) extents: Extents,
     pub(crate) kinds: Kinds,
     pub(crate) cycle: Cycle,
@@ -75,7 +139,7 @@ pub struct Tiers {
     pub(crate) poor_for: u64,
     /// Questions in this cycle that were answered with no.
     pub(crate) vain: u32,
-    pending: Vec<(u64, u32, f32, Passes)>,
+    pending: Vec<Pending>,
     ended: bool,
     /// The position up to which the densities know what the program does.
     pub(crate) learnt: u64,
@@ -107,6 +171,7 @@ impl Tiers {
             cycle: Cycle::new(),
             timeline: Timeline::default(),
             account: Account::new(settings.share),
+            prices: Prices::new(settings.links.clone()),
             cycles: 0,
             seen: 0,
             era: u32::MAX,
@@ -125,7 +190,7 @@ impl Tiers {
             poor_until: 0,
             poor_for: 0,
             vain: 0,
-            pending: vec![(u64::MAX, NONE, 0.0, Passes::default()); PENDING],
+            pending: vec![Pending::default(); PENDING],
             ended: false,
             built: (0, 0),
             tidied: 0,
@@ -170,6 +235,14 @@ impl Tiers {
     /// A swap was carried out, or part of it; what it took, in all.
     pub fn moved(&mut self, bytes_in: u64, bytes_out: u64, took_ns: u64) {
         self.account.spent(took_ns as f64);
+        let (_, place) = self.extents.totals();
+        if bytes_in + bytes_out > 0
+            && let Some(times) = self.prices.took(place.unwrap_or(0), bytes_in, bytes_out, took_ns as f64)
+        {
+            self.settings.links = self.prices.told.slowed(times);
+            // What bringing each back takes is reckoned anew.
+            self.extents.unsettle_all();
+        }
         self.swaps += 1;
         self.moved_in += bytes_in;
         self.moved_out += bytes_out;
@@ -213,7 +286,7 @@ impl Tiers {
         if self.kinds.is_full() {
             let names = self.kinds.forget_before(self.cycle.position.saturating_sub(HISTORY / 2));
             self.cycle.rename(&names);
-            for (_, kind, ..) in &mut self.pending {
+            for Pending { kind, .. } in &mut self.pending {
                 *kind = names.get(*kind as usize).copied().unwrap_or(NONE);
             }
             self.last = (NONE, Worth::default());
@@ -255,12 +328,15 @@ impl Tiers {
             hot.settled = true;
         }
         let Some(&hot) = self.kinds.hot(kind) else { return Launch { id, ..Launch::default() } };
-        let mut must_return = self.account.is_wrong() && self.must_return(&hot);
         let worth = hot.worth;
-        if worth.saved_ns.abs() > 1.0 || worth.lost_ns > 1.0 {
-            must_return = self.must_return(&hot);
+        let is_at_stake = worth.saved_ns.abs() > 1.0 || worth.lost_ns > 1.0;
+        let must_return = (is_at_stake || self.account.is_wrong()) && self.must_return(kind);
+        if is_at_stake {
             self.account.saved(f64::from(worth.saved_ns));
             self.kinds.unsure(kind, worth.lost_ns, worth.charged_ns);
+        }
+        if worth.charged_ns > 1.0 {
+            self.have_lost(kind, 1.0, at);
         }
         self.last = (kind, worth);
         if let Some(shape) = self.kinds.get(kind).and_then(|kind| kind.operands) {
@@ -280,14 +356,51 @@ impl Tiers {
 
     /// A launch that reads from afar what would be near, and may lose more by it than there is to lose. Bringing that back is paid
     /// for already.
-    pub(crate) fn must_return(&self, hot: &kinds::Hot) -> bool {
-        self.loses_too_much(hot) && self.cycle.position >= self.back_again
+    pub(crate) fn must_return(&self, id: u32) -> bool {
+        self.kinds.hot(id).is_some_and(|hot| self.loses_too_much(hot)) && self.cycle.position >= self.back_again
             || self.account.is_wrong() && self.cycle.position >= self.all_back_again
     }
 
     /// Whether a launch may lose more by what is farther than at first than there is to lose.
     pub(crate) fn loses_too_much(&self, hot: &kinds::Hot) -> bool {
         hot.worth.saved_ns < -1.0 && f64::from(-hot.worth.saved_ns) > self.account.free()
+    }
+
+    /// What is charged for a launch as memory lies now, extent by extent, nanoseconds.
+    pub(crate) fn charges_of(&self, id: u32, at: &impl Whereabouts) -> Vec<(u32, f64)> {
+        let Some(known) = self.kinds.get(id) else { return Vec::new() };
+        let charge = self.kinds.credit(id, -1.0);
+        let of = |part: &kinds::Use| {
+            let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at)?;
+            let lost_ns = -read.saved_ns;
+            (lost_ns > 0.0).then(|| (part.slot, f64::from(self.charge_of(id, part, charge) * lost_ns)))
+        };
+        known.uses.iter().filter_map(of).collect()
+    }
+
+    /// Nanoseconds that are charged for each nanosecond of far pass that this part of a launch has more than at first, where `charge` are if that was measured.
+    fn charge_of(&self, id: u32, part: &kinds::Use, charge: f32) -> f32 {
+        let passes = self.passes_of(id, part);
+        match self.kinds.charge_unmeasured(id, part.operand) {
+            Some(charge) => charge * passes,
+            // No more than the launch can have read in its time, where that is known of launches of its shape.
+            None => (charge * passes).min(CERTAIN * self.kinds.bound_if_known(id, part.operand)),
+        }
+    }
+
+    /// How often this part of a launch crosses the link. Operands that were far each time are not told apart from the launch's own time: that is no reason to leave
+    /// them far.
+    fn passes_of(&self, id: u32, part: &kinds::Use) -> f32 {
+        let is_unknown = part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand));
+        if is_unknown { self.kinds.bound(id, part.operand) } else { part.weight() }
+    }
+
+    /// What was charged for a launch counts as lost by its extents, so many times.
+    fn have_lost(&mut self, id: u32, times: f64, at: &impl Whereabouts) {
+        for (slot, ns) in self.charges_of(id, at) {
+            self.extents.lost(slot, times * ns);
+        }
+        self.account.reserve = self.extents.reserve_ns();
     }
 
     /// Works out what a launch's operands cost as they lie now.
@@ -378,15 +491,9 @@ impl Tiers {
                 gained_ns += part.weight() * saved_ns;
                 continue;
             }
-            // Operands that were far each time are not told apart from the launch's own time: that is no reason to leave them far.
-            let is_unknown = part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand));
-            worth.is_unknown |= is_unknown;
-            let passes = if is_unknown { self.kinds.bound(id, part.operand) } else { part.weight() };
-            worth.lost_ns += passes * -saved_ns;
-            let unmeasured = self.kinds.charge_unmeasured(id, part.operand);
-            // No more than the launch can have read in its time, where that is known of launches of its shape.
-            let measured = || (charge * passes).min(CERTAIN * self.kinds.bound_if_known(id, part.operand));
-            worth.charged_ns += unmeasured.map_or_else(measured, |charge| charge * passes) * -saved_ns;
+            worth.is_unknown |= part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand));
+            worth.lost_ns += self.passes_of(id, part) * -saved_ns;
+            worth.charged_ns += self.charge_of(id, part, charge) * -saved_ns;
         }
         Worth { saved_ns: credit * gained_ns - worth.charged_ns, ..worth }
     }
@@ -406,29 +513,32 @@ impl Tiers {
         self.extents.settle(&self.settings.links, at);
         let kind = self.cycle.kind(launch);
         let Some(known) = self.kinds.get(kind) else { return };
-        let mut passes = Passes::default();
-        let mut pass_ns = 0.0;
+        let mut pending = Pending { launch, kind, ..Pending::default() };
+        // What a kernel reads through its caches at most.
+        let most = kinds::CACHED * self.settings.links.near as f32;
         for part in &known.uses {
             let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at);
-            let Some(read) = read else { continue };
-            pass_ns += part.weight() * read.pass_ns;
-            if let Some(pass) = part.operand.and_then(|operand| passes.get_mut(usize::from(operand))) {
-                *pass += read.pass_ns;
-            }
+            let Some((read, extent)) = read.zip(self.extents.get(part.slot)) else { continue };
+            pending.pass_ns += part.weight() * read.pass_ns;
+            let Some(operand) = part.operand.map(usize::from).filter(|operand| *operand < MOST_OPERANDS) else {
+                continue;
+            };
+            pending.passes[operand] += read.pass_ns;
+            pending.least[operand] += part.share * extent.range.bytes() as f32 / most;
         }
-        self.pending[launch as usize % PENDING] = (launch, kind, pass_ns, passes);
+        self.pending[launch as usize % PENDING] = pending;
     }
 
     /// It took so long, from its start to its end on the GPU. Answers what it was and how much of that was expected.
     pub fn timed(&mut self, launch: u64, nanoseconds: u64) -> Option<Timed> {
-        let (id, kind, pass_ns, passes) = self.pending[launch as usize % PENDING];
+        let Pending { launch: id, kind, pass_ns, passes, least } = self.pending[launch as usize % PENDING];
         if id != launch {
             return None;
         }
-        self.pending[launch as usize % PENDING] = (u64::MAX, NONE, 0.0, passes);
+        self.pending[launch as usize % PENDING].launch = u64::MAX;
         let (gain, _) = self.kinds.gain(kind);
         let function = self.kinds.function_of(kind).map_or(0, |function| function.name);
-        let (is_news, too_much) = self.kinds.timed(kind, pass_ns, &passes, nanoseconds as f32);
+        let (is_news, too_much) = self.kinds.timed(kind, pass_ns, &passes, &least, nanoseconds as f32);
         self.measured += u64::from(is_news);
         self.account.saved(f64::from(too_much));
         Some(Timed { function, kind, far_ns: pass_ns, by_operand: passes, gain })

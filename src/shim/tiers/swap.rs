@@ -95,6 +95,8 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     if let Some(reason) = gate::why_not(home.driver).filter(|reason| !reason.is_doubt()) {
         return rest(home, &reason);
     }
+    // The first look at a process with hundreds of libraries takes ten milliseconds and more, and no later one does: no move is worth less for that.
+    let begun = now();
     // Another thread may be moving something: this one's swap did not fail, and is asked for again at a later launch.
     let Some(Err(why_not)) = home.alone(|| try_swap(home, swap, why, begun)) else { return };
     if let WhyNot::Disturbed(Disturbed::NotHere(reason)) = &why_not {
@@ -216,6 +218,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
         let [comes, room, leave] = [comes, room, leave].map(format_size);
         return Err(WhyNot::Pool(format!("there is no room for {comes}: {room} are free, and {leave} would leave")));
     }
+    join(home, &mut near);
     let mut outcome = Outcome::default();
     let all: Vec<Wish> = far.iter().chain(&near).copied().collect();
     match rearrange(home, &all, why, &mut outcome) {
@@ -355,6 +358,18 @@ fn fit(wishes: &mut Vec<Wish>, mut room: u64) {
         }
         room -= wish.bytes;
         wish.bytes > 0
+    });
+}
+
+/// Makes one wish of those that follow each other in one block: what comes may have other borders near than it had far, where it lies as what had left was cut. With
+/// chunks of the sizes that leave, both go in one step; else what leaves has to go first, and new memory be made in its place.
+fn join(home: &Home, wishes: &mut Vec<Wish>) {
+    wishes.sort_unstable_by_key(|wish| wish.address);
+    let block = |wish: &Wish| home.opened.pool.block_at(wish.address).map(|block| block.address);
+    wishes.dedup_by(|next, last| {
+        let joined = last.address + last.bytes == next.address && last.to == next.to && block(last) == block(next);
+        last.bytes += if joined { next.bytes } else { 0 };
+        joined
     });
 }
 

@@ -188,7 +188,8 @@ fn what_left_comes_back_even_if_the_launch_that_reads_it_reads_what_came_for_it(
     assert!(ours.moved > 0 && ours.settled < never.settled, "{ours:?} {never:?}");
     let (steps, _, machine) = steps(&trace);
     assert_eq!(machine.far_bytes(blocks[0]), 0);
-    assert!(steps.last() < Some(&5e6), "{steps:?}");
+    // Ninety times half a GiB from the caches takes 5.4 ms.
+    assert!(steps.last() < Some(&8e6), "{steps:?}");
 }
 
 #[test]

@@ -66,8 +66,12 @@ pub struct Machine {
     pub fixed: Vec<Range>,
     /// The chunks, if memory moves by these: start and end of each.
     pub chunks: Option<BTreeMap<u64, u64>>,
+    /// Nanoseconds that a swap takes besides what it is reckoned with: once, and for each range.
+    pub extra_ns: (f64, f64),
 }
 
+/// How many times as fast as from its memory a GPU reads from its caches: what a kernel reads again and again takes it no less than that.
+const CACHED: f64 = 2.0;
 /// Bytes of the largest chunk.
 const CHUNK: u64 = 512 << 20;
 
@@ -83,6 +87,7 @@ impl Machine {
             moved_out: 0,
             fixed: Vec::new(),
             chunks: None,
+            extra_ns: (0.0, 0.0),
         }
     }
 
@@ -241,17 +246,16 @@ impl Machine {
 
     /// What a launch takes as memory lies now.
     pub fn time_of(&self, step: &Step) -> f64 {
-        let mut took = step.compute_ns;
+        let (mut own, mut cached, mut far) = (step.compute_ns, 0.0, 0.0);
         for (index, range) in step.ranges.iter().enumerate() {
             let reuse = step.reuses.get(index).copied().unwrap_or(step.reuse);
-            self.pieces(*range, &mut |piece, place| {
-                took += match place {
-                    Where::Near => piece.bytes() as f64 / self.links.near,
-                    Where::Far(_) => self.links.pass_ns(place, piece.bytes()) * reuse,
-                };
+            cached += reuse * range.bytes() as f64 / (CACHED * self.links.near);
+            self.pieces(*range, &mut |piece, place| match place {
+                Where::Near => own += piece.bytes() as f64 / self.links.near,
+                Where::Far(_) => far += self.links.pass_ns(place, piece.bytes()) * reuse,
             });
         }
-        took
+        own.max(cached) + far
     }
 
     /// Carries a swap out; what it took.
@@ -275,7 +279,9 @@ impl Machine {
         let took = self.links.drain_ns
             + self.links.copy_ns(place, bytes_in, bytes_out)
             + self.links.map_ns(ranges, bytes_in + bytes_out)
-            + self.links.far_map_ns(place, bytes_out);
+            + self.links.far_map_ns(place, bytes_out)
+            + self.extra_ns.0
+            + ranges as f64 * self.extra_ns.1;
         self.now += took;
         self.moved_in += bytes_in;
         self.moved_out += bytes_out;

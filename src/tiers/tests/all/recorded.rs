@@ -290,6 +290,10 @@ fn reads_and_writes(links: gpupool_tiers::Links) -> [Vec<(f64, f64)>; 3] {
     ours.ahead = Some(Default::default());
     let mut machine = Machine::new(trace.near, links());
     machine.chunks = Some(Default::default());
+    if let Ok(extra) = std::env::var("EXTRA") {
+        let mut parts = extra.split(',').map(|part| part.parse::<f64>().unwrap() * 1e3);
+        machine.extra_ns = (parts.next().unwrap(), parts.next().unwrap());
+    }
     let ours = of_turns(&steps, &times(&steps, &mut machine, &mut ours));
     println!("all local {local:.1?}\n    never moved {never:.1?}\n    ours {ours:.1?}");
     [local, never, ours]
