@@ -418,6 +418,17 @@ mod tests {
         assert!(weights.of(2, true, 0.92) <= 0.92, "{weights:?}");
     }
 
+    #[test]
+    fn what_was_timed_with_all_of_it_near_is_read_no_more_often_than_its_time_leaves_room_for() {
+        let mut operands = Operands::new(2, false);
+        assert!(!operands.was_timed());
+        let once = [20_000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        assert!(operands.bind(&once, 50_000.0), "news");
+        assert!(operands.was_timed());
+        assert_eq!((operands.bound(0), operands.bound(1)), (2.5, f32::INFINITY));
+        assert!(!operands.bind(&once, 90_000.0), "a longer time says nothing new");
+    }
+
     /// Of operands that are near.
     fn passes(operands: &Operands) -> [f32; 3] {
         let weights = operands.weights().unwrap();

@@ -7,6 +7,7 @@ use crate::interface::{Launch, Ledger, Range, Reader, Settings, Timed, Told, Whe
 use crate::kinds::{self, COPY, Kinds, Moment, NONE, Worth};
 use crate::links::Links;
 use crate::operands::{self, MOST as MOST_OPERANDS, Passes};
+use crate::plan::SURPRISES;
 use crate::timeline::Timeline;
 use std::fmt::Write;
 
@@ -32,6 +33,9 @@ const WORTH_HEARING: f32 = 1_000_000.0;
 const CERTAIN: f32 = 1.0 + operands::TOLD;
 /// Cycles after which what is learnt is looked at only now and then.
 const LEARNT: u32 = 16;
+
+/// Which part of what a cycle uses at least was expected of it, where the memory is the same each time.
+const EXPECTED: f32 = 0.7;
 
 /// Launches for each extent after which it is looked at again.
 const SLOT: u64 = 4;
@@ -613,9 +617,11 @@ impl Tiers {
         self.cycle.lost() > self.learnt
     }
 
-    /// The program does something else than in the cycle that was learnt last: other functions, or as much at once as it did not do there.
+    /// What was learnt of cycles says nothing of what is used next: the program does something else than in the cycle that was learnt last, by its functions or by how
+    /// much they work on; or it does the same again and again with other memory each time, as a model that goes through its layers.
     pub(crate) fn is_elsewhere(&self) -> bool {
-        self.strange > 0.5 && self.timeline.is_cycle()
+        let is_other_memory = self.surprises >= SURPRISES && self.expected < EXPECTED;
+        (self.strange > 0.5 || is_other_memory) && self.timeline.is_cycle()
     }
 
     /// Tells the extents when they were used last. A launch itself does not, since it names many of them and nobody may ask.
