@@ -44,7 +44,7 @@ impl<B: Mover> Pool<B> {
             let shards = self.front.empty(&mut state);
             let wishes = moved_of(&plan, wanted);
             let made = state.commit_move(&plan);
-            let leaving = state.clear_move(&plan, &is_laid, !full);
+            let leaving = state.clear_move(&plan, &is_laid, !full, wanted);
             drop(shards);
             (wishes, made, leaving)
         };
@@ -134,15 +134,15 @@ impl<H: Copy> State<H> {
     }
 
     /// What took part in a move and is mapped nowhere now is stock, or leaves.
-    fn clear_move(&mut self, plan: &Plan<H>, is_laid: &[bool], keeps: bool) -> Vec<Leaving<H>> {
+    fn clear_move(&mut self, plan: &Plan<H>, is_laid: &[bool], keeps: bool, wanted: &[Wanted]) -> Vec<Leaving<H>> {
         let mut leaving = Vec::new();
         for (chunk, _) in plan.memory.iter().zip(is_laid).filter(|(_, is_laid)| !**is_laid) {
             let chunk = Chunk { start: 0, anchors: AnchorCounts::default(), moving: false, ..*chunk };
             let bytes = bytes_of(chunk.frames);
             self.budget(chunk.place).free_aside(bytes);
             let limit = self.budget(chunk.place).limit();
-            let place = self.place(chunk.place);
-            if !keeps || place.is_stored() || !self.stock.keep(&chunk, self.period, limit, place.is_host()) {
+            let afar = wanted.iter().all(|wish| wish.record.gpu != chunk.place);
+            if !keeps || self.place(chunk.place).is_stored() || !self.stock.keep(&chunk, self.period, limit, afar) {
                 self.budget(chunk.place).leave(bytes);
                 leaving.push(Leaving { start: 0, frames: 0, chunks: vec![chunk] });
             }

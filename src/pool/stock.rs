@@ -11,9 +11,10 @@ use std::collections::BTreeMap;
 
 /// The part of a place's limit that its stock may take.
 const SHARE: u64 = 8;
-/// How often what one move needed is kept at a place of the host. Moves differ in the sizes of their chunks, so that what one left fits the next by chance, and
-/// making it takes the driver 0.3 s a GiB there (H200: 128 MiB in 29 to 142 ms, where copying them took 5). A GPU's memory takes a hundredth of that.
-const MOVES_ON_HOST: u64 = 4;
+/// How often what one move needed is kept at a place that is far for it. Moves differ in the sizes of their chunks, so that what one left fits the next by chance, and
+/// making it takes the driver 0.3 s a GiB on the host (H200: 128 MiB in 29 to 142 ms, where copying them took 5). A GPU's memory takes a hundredth of that, but to give it back
+/// and make it again takes some tenths of a millisecond of a swap that takes one (two H100). Near, memory is what there is least of, and no more is kept than one move needs.
+const MOVES_AFAR: u64 = 4;
 
 #[derive(Debug)]
 struct Shelf<H> {
@@ -69,10 +70,10 @@ impl<H: Copy> Stock<H> {
     }
 
     /// Keeps a chunk from this period on, where lately moves have needed that much and the place, which may hold `limit`, has most of it for others.
-    /// Whether it was kept.
-    pub fn keep(&mut self, chunk: &Chunk<H>, period: u32, limit: u64, on_host: bool) -> bool {
+    /// `afar`: it is no place that something of this move calls home. Whether it was kept.
+    pub fn keep(&mut self, chunk: &Chunk<H>, period: u32, limit: u64, afar: bool) -> bool {
         let shelf = &mut self.0[chunk.place.index()];
-        let moves = if on_host { MOVES_ON_HOST } else { 1 };
+        let moves = if afar { MOVES_AFAR } else { 1 };
         let most = shelf.needed[0].max(shelf.needed[1]).saturating_mul(moves).min(limit / SHARE);
         let fits = shelf.bytes + bytes_of(chunk.frames) <= most;
         if fits {

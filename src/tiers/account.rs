@@ -6,10 +6,13 @@
 //!   first lay, as far as that was measured. Nothing is lent in advance.
 //! - Out go what moves took, and what launches took more. A launch of which nothing was measured is charged for reading its operands
 //!   [`UNKNOWN`](crate::kinds::UNKNOWN) times.
-//! - Of the balance, as much is **reserved** as bringing everything back would take that was near at first and is far now.
+//! - Of the balance, as much is **reserved** as bringing everything back would take that was near at first and is far now, and what launches may lose by
+//!   it until it comes back: a quarter of that ([`Extent::is_due`](crate::extents::Extent::is_due)).
 //!
 //! Two rules keep the balance at or above the reserve. Memory moves only if what is free pays for the move and for the way back of
-//! what leaves; and a launch that may lose more than what is free has its operands brought back first, which the reserve pays for.
+//! what leaves; and a launch that may lose more than what is free has those of its operands brought back first by which launches have lost that quarter. The reserve
+//! pays for both. It is the rule of who rents skis and does not know how often they will be used: what comes back at its first loss costs a swap for one reading that
+//! it would have saved, and where a model writes a word between two readings, a hundred of these at once.
 //! (There is always room for that: whatever was near at first fitted beside all else that was.) So moves and losses never exceed
 //! `RISK` of the time and the gains: with `T` for the time without moves, `t` with them, `t <= T + RISK * t`, and `t <= 1.02 * T`.
 //!
@@ -18,7 +21,7 @@
 //! another. Times that contradict what is known, two in a row or one of three, make it unknown again.
 //!
 //! What this rests on: a move takes about what it was reckoned to (what it takes more is paid from what is free, and can exceed that
-//! once); what is to come back can (who cannot move it has told so); and a launch of the same function with the same operands
+//! once; what moves took beside what they were reckoned with is what later ones are reckoned with, and the way back of all that left); what is to come back can (who cannot move it has told so); and a launch of the same function with the same operands
 //! reads them as often as when it was measured. Nobody can check the last while they are near. And where new memory would have lain if
 //! nothing had moved is known, and so is what a launch reads. That cannot be known: a pointer says where it begins, and nothing where it
 //! ends. It is taken to go on as far as other launches of its function and sizes, at most to where the next pointer leads. Where that

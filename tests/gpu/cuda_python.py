@@ -181,9 +181,11 @@ def rmm_mix(lab):
         raise NotRun("RMM_SITE is not set; it names a folder with the wheels librmm-cu13 and rapids-logger, by pip --target")
     binary = building.rmm_program(lab, "rmm_mix", folder)
     lines, missed = [], []
+    # The program's own sizes are for more than 120 GiB.
+    sizes = [] if lab.machine.gpus[0].total > 120 * GIB else ["slab=20480", "live=10000"]
     for label, settings in (("bare", None), ("strict", {"FREE": "strict"}), ("lazy", {"FREE": "lazy"})):
         # The driver's own rounds take seconds; they are cut short sooner.
-        command = [binary, label, "seconds=1"]
+        command = [binary, label, "seconds=1", *sizes]
         run = lab.bare(command, 150) if settings is None else lab.shim(command, 100, settings)
         told = run.succeeded().stdout.splitlines()
         lines += told
