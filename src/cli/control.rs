@@ -207,15 +207,31 @@ pub fn ask_one(row: &Listed, request: &Request) -> Result<Reply, String> {
     reply
 }
 
-fn ask(row: &Listed, request: &Request, until: Option<Instant>, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
-    let silence = match (until, request) {
-        // It has that long and no longer, whatever it says meanwhile.
-        (Some(until), _) => until.saturating_duration_since(Instant::now()),
-        (None, Request::Suspend { patience, .. } | Request::Checkpoint { patience, .. }) => {
+/// Asks one process for an image behind which its memory leaves: what became of the image, and, where there is one, of that.
+pub fn image_and_leave(row: &Listed, request: &Request) -> (Result<Reply, String>, Option<Told>) {
+    let progress = Progress::new(1);
+    let say = |done, total| progress.say(0, done, total);
+    let socket = connect(row, request, None);
+    let hear = || hear(row, socket.as_ref().map_err(Clone::clone)?, request, silence(request), None, &say);
+    let image = hear();
+    let left = matches!(image, Ok(Reply::Stored(_))).then(|| told_by(row, hear()));
+    progress.end();
+    (image, left)
+}
+
+/// How long a process may say nothing that has been asked this.
+fn silence(request: &Request) -> Duration {
+    match request {
+        Request::Suspend { patience, .. } | Request::Checkpoint { patience, .. } => {
             TO_GO_ON + Duration::from_millis(*patience)
         }
-        (None, _) => TO_GO_ON,
-    };
+        _ => TO_GO_ON,
+    }
+}
+
+fn ask(row: &Listed, request: &Request, until: Option<Instant>, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
+    // It has that long and no longer, whatever it says meanwhile.
+    let silence = until.map_or_else(|| silence(request), |until| until.saturating_duration_since(Instant::now()));
     let socket = connect(row, request, until)?;
     hear(row, &socket, request, silence, until, progress)
 }
