@@ -187,6 +187,8 @@ fn what_asks_for_memory_or_a_signal_waits_or_wakes_and_the_end_waits_for_nobody(
     goes_on(&mut program);
     eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
     assert_eq!(program.ask("handled"), "1");
+    // Until it has been told, whoever resumes it hears that this was done already.
+    eventually("a page that says so", || page(&program).filter(|page| page.levels.suspended == 0));
     let why = refused(&program, "resume");
     assert!(why.contains("it is not suspended"), "{why}");
 
