@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
+#[path = "checkpoint/process.rs"]
+mod process;
+
 use gpupool_store::{Reader, Which, jobs, rank_folder};
 use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, held_writers};
 use serde_json::Value;

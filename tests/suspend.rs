@@ -187,6 +187,8 @@ fn what_asks_for_memory_or_a_signal_waits_or_wakes_and_the_end_waits_for_nobody(
     goes_on(&mut program);
     eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
     assert_eq!(program.ask("handled"), "1");
+    // Until it has been told, whoever resumes it hears that this was done already.
+    eventually("a page that says so", || page(&program).filter(|page| page.levels.suspended == 0));
     let why = refused(&program, "resume");
     assert!(why.contains("it is not suspended"), "{why}");
 
@@ -273,6 +275,85 @@ fn several_commands_at_once_end_with_one_answer_each() {
         goes_on(&mut program);
     }
     ends_well(program);
+}
+
+/// One of them stands in the middle of it until the other one waits for its turn.
+#[test]
+fn who_asks_for_a_resume_that_is_under_way_hears_that_the_program_is_resumed() {
+    for json in ["", " --json"] {
+        let resume = |program: &Running| {
+            let mut command = Command::new(artifact_folder().join("gpupool"));
+            command.args(format!("resume{json} {}", program.pid()).split(' '));
+            command.env("XDG_RUNTIME_DIR", program.session()).env_remove("LD_PRELOAD");
+            command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+        };
+        let mut program = suspended("1x1GiB").start(None);
+        program.ask("keep 64");
+        told(&program, "suspend --to host");
+        assert_eq!(program.ask("hold cuMemCreate"), "it will");
+        let first = resume(&program);
+        eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+        let second = resume(&program);
+        // It has looked which processes there are, and has this one's page open to ring at it.
+        let rings = |pid: u32| {
+            let open = |entry: std::io::Result<std::fs::DirEntry>| {
+                let entry = entry.ok()?;
+                let is_page = std::fs::read_link(entry.path()).ok()?.extension().is_some_and(|kind| kind == "page");
+                let number = entry.file_name();
+                let about = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", number.to_str()?)).ok()?;
+                let flags = about.lines().find_map(|line| line.strip_prefix("flags:"))?.trim().to_owned();
+                (is_page && flags.ends_with('2')).then_some(())
+            };
+            std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.find_map(open)
+        };
+        eventually("a command that waits for its turn", || rings(second.id()));
+        program.ask("let");
+        let [first, second] = [first, second].map(|command| command.wait_with_output().unwrap());
+        assert!(first.status.success(), "{first:?}");
+        assert!(second.status.success() && second.stderr.is_empty(), "{second:?}");
+        let said = String::from_utf8_lossy(&second.stdout).into_owned();
+        match json {
+            "" => assert!(said.contains("is resumed already") && said.lines().count() == 1, "{said}"),
+            _ => {
+                let told: Value = serde_json::from_str(&said).unwrap();
+                assert!(told[0]["error"].is_null() && told[0]["bytes"] == 0, "{told}");
+            }
+        }
+        // One that nobody had suspended is none that was resumed.
+        let why = refused(&program, "resume");
+        assert!(why.contains("it is not suspended"), "{why}");
+        ends_well(program);
+    }
+}
+
+/// For root alone, who can be anybody. All users that a user namespace does not know have this number, so nobody knows who asks.
+#[test]
+fn a_user_whom_the_program_does_not_hear_is_told_so_in_one_line() {
+    const NOBODY: u32 = 65534;
+    // SAFETY: the call has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let session = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(session.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let as_nobody = ["--reuid", "65534", "--clear-groups"];
+    let mut run = Run::command("setpriv").sim("1x1GiB").env("TMPDIR", session.path());
+    for word in as_nobody.iter().map(std::ffi::OsString::from).chain([harness::program("suspended").into()]) {
+        run = run.arg(word);
+    }
+    let mut program = run.shim().start(Some(session.path()));
+    program.ask("keep 64");
+    let asked = |arguments: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(as_nobody).arg(artifact_folder().join("gpupool")).args(arguments).arg(program.pid().to_string());
+        command.env("XDG_RUNTIME_DIR", session.path()).env_remove("LD_PRELOAD").output().unwrap()
+    };
+    for arguments in [&["suspend"][..], &["suspend", "--to", "host"], &["resume"]] {
+        let ended = asked(arguments);
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!ended.status.success() && said.lines().count() == 1, "{said}");
+        assert!(said.contains("user 65534") && said.contains("as root"), "{said}");
+    }
 }
 
 /// Each gets to the processes in an order of its own, and may have to wait for the other.

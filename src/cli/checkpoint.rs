@@ -15,7 +15,7 @@ use crate::control;
 use crate::failure::{Failure, complain};
 use crate::hosts::{self, Node};
 use crate::pages::{Listed, Pages};
-use crate::{stdout, terminal};
+use crate::{stdout, terminal, whole};
 
 /// Write an image of a running program's GPU memory to a folder, while the program goes on
 #[derive(clap::Args)]
@@ -34,10 +34,15 @@ hosts, and DIR has an image of the job once all of it is whole.
 With --every, this command asks again and again. Where it ends, there are no further images, and the program runs on; where the program
 ends, so does it, with 0 if its last image is whole.
 
+With --process one program is stopped, its image is written, and without going on in between it leaves the GPUs whole, as by gpupool suspend --process --to host:
+contexts, modules and what libraries took as well, so that the GPUs show nothing of it. Where criu is installed, it stores the process beside the image, in
+DIR/process-000001 and so on. gpupool resume has the program go on. Where it cannot leave, or criu fails, the image stays and the program is resumed (exit 1).
+
 Examples:
   gpupool checkpoint 4711 /scratch/train
   gpupool checkpoint 4711 /scratch/train --every 10min --keep 3
   gpupool checkpoint --job 4711 /scratch/train     all ranks of the job that 4711 is one of
+  gpupool checkpoint --process 4711 /scratch/train
   srun --overlap --jobid 17 -N 4 --ntasks-per-node 1 gpupool checkpoint --node auto /shared/train
   gpupool checkpoint --json 4711 /scratch/train | jq .generation"
 )]
@@ -66,6 +71,9 @@ pub struct Args {
     /// How long the commands of other hosts have to come
     #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME", requires = "node")]
     meet: Duration,
+    /// Have the program leave the GPUs whole behind its image (cuCheckpointProcess*), and criu store the process where it is installed
+    #[arg(long)]
+    process: bool,
     /// One JSON object for each image, a line each
     #[arg(long)]
     json: bool,
@@ -105,6 +113,24 @@ struct Told {
     in_stop_bytes: u64,
     stopped_microseconds: u64,
     microseconds: u64,
+    /// With `--process`, of an image that is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    process: Option<Rest>,
+}
+
+/// What became of the rest of a process.
+#[derive(Default, Serialize)]
+struct Rest {
+    /// Why it is not all off the GPUs and, where there is CRIU, stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// Whether it has nothing on the GPUs and waits to be resumed.
+    is_off_gpus: bool,
+    /// Bytes that have left for the host's memory.
+    bytes: u64,
+    /// What CRIU has stored, where it is installed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dump: Option<PathBuf>,
 }
 
 /// Has images written, and says what is in them.
@@ -116,6 +142,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let folder = folder.map_err(|error| Failure::usage(format!("{}: {error}", args.folder.display())))?;
     if folder.as_os_str().len() > MOST_PATH {
         return Err(Failure::usage(format!("{}: longer than the {MOST_PATH} bytes of a path", folder.display())));
+    }
+    if args.process {
+        can_leave_whole(args)?;
     }
     let rows = match args.pid[..] {
         [] if args.job || args.node.is_some() => control::job_here()?,
@@ -143,7 +172,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut is_done = false;
     loop {
         let begun = Instant::now();
-        is_done = if is_job { job(args, &folder, &rows, is_done)? } else { one(args, &folder, &rows[0], is_done)? };
+        is_done = match is_job {
+            true => job(args, &folder, &rows, is_done)?,
+            false if args.process => one_whole(args, &folder, &rows[0])?,
+            false => one(args, &folder, &rows[0], is_done)?,
+        };
         if let Some(every) = args.every {
             while begun.elapsed() < every && rows.iter().find(ended).is_none() {
                 std::thread::sleep(LOOK.min(every.saturating_sub(begun.elapsed())));
@@ -155,6 +188,22 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         }
         return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
+}
+
+/// Whether what is asked beside `--process` goes together with it, and the driver can do its part.
+fn can_leave_whole(args: &Args) -> Result<(), Failure> {
+    let why = if args.every.is_some() {
+        "--every goes on while the program does, and behind --process it waits to be resumed: leave one of them out"
+    } else if args.job || args.node.is_some() || args.pid.len() > 1 {
+        "--process takes one process, and not the ranks of a job: leave it out for an image of all of them, or ask for one process after the other"
+    } else {
+        return whole::can_freeze().map_err(|why| {
+            Failure::broken(format!(
+                "{why}; nothing was done. Without --process there is an image, and the program goes on"
+            ))
+        });
+    };
+    Err(Failure::usage(why))
 }
 
 /// Whether a process that answers nothing any more ends: its connections end a moment before it does.
@@ -176,7 +225,80 @@ fn has_ended(identity: &Identity) -> bool {
 }
 
 fn request(args: &Args, folder: PathBuf, keep: u32, together: Together) -> Request {
-    Request::Checkpoint { folder, keep, patience: u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX), together }
+    let patience = u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX);
+    Request::Checkpoint { folder, keep, patience, together, leaves: args.process }
+}
+
+/// An image of one process, which then leaves the GPUs whole; whether all of that is done. An image that is there stays in any case.
+fn one_whole(args: &Args, folder: &Path, row: &Listed) -> Result<bool, Failure> {
+    let pid = row.told.process.identity.pid;
+    let request = request(args, folder.to_owned(), args.keep.unwrap_or(0), Together::Alone);
+    let (image, left) = control::image_and_leave(row, &request);
+    let mut told = told(pid, folder, image);
+    let Some(left) = left else {
+        if args.json {
+            json(&told)?;
+        }
+        return print(args, &told);
+    };
+    // Whoever reads along sees it before the rest is tried, which takes time as well.
+    print(args, &told)?;
+    let rest = match &left.error {
+        Some(why) => {
+            Rest { error: Some(format!("it goes on, since its memory cannot leave: {why}")), ..Rest::default() }
+        }
+        None => {
+            if !args.json {
+                control::print(std::slice::from_ref(&left), false, "left the GPUs", "stayed there")?;
+            }
+            let rest = leave_whole(row, folder, told.generation);
+            Rest { bytes: if rest.is_off_gpus { left.bytes } else { 0 }, ..rest }
+        }
+    };
+    let (is_done, dump) = (rest.error.is_none(), rest.dump.clone());
+    if let Some(why) = &rest.error {
+        complain(&format!("process {pid}: generation {} is whole, and {why}", told.generation));
+    }
+    if whole::is_own(folder)
+        && let Err(error) = whole::clean(folder)
+    {
+        complain(&format!("what criu stored with older images could not be removed: {error}"));
+    }
+    told.process = Some(rest);
+    if args.json {
+        json(&told)?;
+    } else if is_done {
+        let next = dump.map_or_else(|| whole::what_next(pid), |dump| whole::how_back(pid, &dump));
+        stdout::print(&format!("{}\n", terminal::clean(&next)))?;
+    }
+    Ok(is_done)
+}
+
+/// Has the rest of a process that is suspended leave the GPUs, and CRIU store it where that is installed; where either fails it is resumed.
+fn leave_whole(row: &Listed, folder: &Path, generation: u64) -> Rest {
+    let pid = row.told.process.identity.pid;
+    let dumped = match whole::freeze(row) {
+        // In a folder of another user's whoever asks does that, elsewhere.
+        Ok(()) => {
+            let criu = whole::criu().filter(|_| whole::is_own(folder));
+            criu.map(|criu| whole::dump(&criu, pid, folder, generation)).transpose()
+        }
+        Err(why) => Err(format!("the rest of it cannot leave: {why}")),
+    };
+    match dumped {
+        Ok(dump) => Rest { is_off_gpus: true, dump, ..Rest::default() },
+        Err(why) => {
+            let is_back = whole::thaw(pid).and_then(|()| {
+                let told = control::ask_all(std::slice::from_ref(row), &Request::Resume);
+                told.into_iter().find_map(|told| told.error).map_or(Ok(()), Err)
+            });
+            let error = match is_back {
+                Ok(()) => format!("it is resumed, since {why}"),
+                Err(other) => format!("it stays suspended, since {other}; it was to be resumed, since {why}"),
+            };
+            Rest { error: Some(error), ..Rest::default() }
+        }
+    }
 }
 
 /// An image of one process; whether there is one. Where it ended in the middle of one, the one before is the last, and whole.
@@ -478,6 +600,7 @@ fn told(pid: u32, folder: &Path, reply: Result<Reply, String>) -> Told {
         in_stop_bytes: in_stop,
         stopped_microseconds,
         microseconds,
+        process: None,
     }
 }
 
@@ -515,7 +638,8 @@ fn print(args: &Args, told: &Told) -> Result<bool, Failure> {
             format_size(told.damaged_bytes)
         );
     }
-    if told.in_stop_bytes > 0 {
+    // With --process all of it is, on purpose.
+    if told.in_stop_bytes > 0 && !args.process {
         line +=
             &format!("; {} found no room elsewhere and were written during the stop", format_size(told.in_stop_bytes));
     }

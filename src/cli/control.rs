@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use gpupool_config::format_size;
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Door, Life, Serving, Standing, ring, stat};
+use gpupool_metrics::{Door, Life, Serving, Standing, is_all_ending, ring, stat};
 use gpupool_wire::Socket;
 use gpupool_wire::blocks::Handle;
 use gpupool_wire::control::{ROOM, Reply, Request, Target};
-use gpupool_wire::socket::{Failure as Unheard, wait};
+use gpupool_wire::socket::{Credentials, Failure as Unheard, wait};
 use rustix::fs::{AtFlags, Gid, Uid, chownat};
 use rustix::process::geteuid;
 use serde::Serialize;
@@ -207,15 +207,31 @@ pub fn ask_one(row: &Listed, request: &Request) -> Result<Reply, String> {
     reply
 }
 
-fn ask(row: &Listed, request: &Request, until: Option<Instant>, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
-    let silence = match (until, request) {
-        // It has that long and no longer, whatever it says meanwhile.
-        (Some(until), _) => until.saturating_duration_since(Instant::now()),
-        (None, Request::Suspend { patience, .. } | Request::Checkpoint { patience, .. }) => {
+/// Asks one process for an image behind which its memory leaves: what became of the image, and, where there is one, of that.
+pub fn image_and_leave(row: &Listed, request: &Request) -> (Result<Reply, String>, Option<Told>) {
+    let progress = Progress::new(1);
+    let say = |done, total| progress.say(0, done, total);
+    let socket = connect(row, request, None);
+    let hear = || hear(row, socket.as_ref().map_err(Clone::clone)?, request, silence(request), None, &say);
+    let image = hear();
+    let left = matches!(image, Ok(Reply::Stored(_))).then(|| told_by(row, hear()));
+    progress.end();
+    (image, left)
+}
+
+/// How long a process may say nothing that has been asked this.
+fn silence(request: &Request) -> Duration {
+    match request {
+        Request::Suspend { patience, .. } | Request::Checkpoint { patience, .. } => {
             TO_GO_ON + Duration::from_millis(*patience)
         }
-        (None, _) => TO_GO_ON,
-    };
+        _ => TO_GO_ON,
+    }
+}
+
+fn ask(row: &Listed, request: &Request, until: Option<Instant>, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
+    // It has that long and no longer, whatever it says meanwhile.
+    let silence = until.map_or_else(|| silence(request), |until| until.saturating_duration_since(Instant::now()));
     let socket = connect(row, request, until)?;
     hear(row, &socket, request, silence, until, progress)
 }
@@ -662,6 +678,7 @@ fn accept(
 ) -> Result<Option<Socket>, String> {
     let pid = row.told.process.identity.pid;
     let begun = Instant::now();
+    let mut left: Option<Instant> = None;
     let knocks = sockets_of(row);
     while Instant::now() < until {
         ring(std::os::fd::AsFd::as_fd(page))
@@ -675,7 +692,10 @@ fn accept(
             Life::Frozen => return Err(FROZEN.to_owned()),
             _ => {}
         }
-        if stat(pid).is_some_and(|stat| stat.state == b'Z') {
+        // The system tells the same of a process that ends, whose threads go one after the other: that of this thread is over soon.
+        if stat(pid).is_none_or(|stat| stat.state != b'Z') || is_all_ending(pid) {
+            left = None;
+        } else if left.get_or_insert_with(Instant::now).elapsed() >= LOOK {
             return Err(
                 "its main thread has left (pthread_exit), and the system finds its memory no more, by which it would be called".to_owned()
             );
@@ -696,6 +716,9 @@ fn accept(
         if !door.is_there() {
             return Ok(None);
         }
+    }
+    if is_all_ending(pid) {
+        return Err("it is ending, which takes long: the system takes its memory down".to_owned());
     }
     // It was heard before.
     if let Some(what) = Serving::look(page.as_fd()).and_then(|at| WORDS.get(at)) {
@@ -719,9 +742,16 @@ fn sockets_of(row: &Listed) -> Vec<String> {
     all.unwrap_or_default().lines().filter_map(of_it).collect()
 }
 
-/// Why a process that runs does not find its page any more, where that is certain: as another user, or with another root folder.
+/// Why a process that runs hears nothing of this command, where that is certain: it does not heed this user, or does not find its page any more, as another user or with
+/// another root folder.
 fn out_of_reach(row: &Listed) -> Option<String> {
     let pid = row.told.process.identity.pid;
+    // As it looks at whoever asks.
+    if !geteuid().is_root()
+        && let Err(why) = (Credentials { pid, uid: row.owner }).is_same_user()
+    {
+        return Some(format!("it does nothing that this user asks for: {why}; ask as root"));
+    }
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     // The last of them is the one that counts for files.

@@ -4,9 +4,10 @@ use std::process::ExitCode;
 
 use gpupool_wire::control::Request;
 
-use crate::control;
+use crate::control::{self, Told};
 use crate::failure::{Failure, complain};
-use crate::whole;
+use crate::pages::{Listed, Pages};
+use crate::{stdout, whole};
 
 /// Have the memory of suspended programs come back to their GPUs, and let them go on
 #[derive(clap::Args)]
@@ -45,7 +46,23 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if !lost.is_empty() {
         return Ok(ExitCode::FAILURE);
     }
-    let told = control::ask_all(&rows, &Request::Resume);
-    let done = control::print(&told, args.json, "came back", "did not, for want of room")?;
+    let mut told = control::ask_all(&rows, &Request::Resume);
+    let now = Pages::new().look();
+    let mut others = Vec::new();
+    // One that another command resumed while this one waited for its turn, or that resumed itself, is what was asked for.
+    for (told, before) in told.iter_mut().zip(&rows).filter(|(told, _)| told.error.is_some()) {
+        let is_it = |row: &&Listed| row.told.process.identity == before.told.process.identity;
+        let was = before.told.levels.suspended;
+        if was > 0 && now.rows.iter().find(is_it).is_some_and(|row| row.told.levels.suspended == 0) {
+            told.error = None;
+            others.push(told.pid);
+        }
+    }
+    let (here, resumed): (Vec<_>, Vec<_>) =
+        told.iter().cloned().partition(|told| args.json || !others.contains(&told.pid));
+    let done = control::print(&here, args.json, "came back", "did not, for want of room")?;
+    for Told { pid, .. } in resumed {
+        stdout::print(&format!("process {pid} is resumed already: by another command, or by itself\n"))?;
+    }
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

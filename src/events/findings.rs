@@ -155,6 +155,31 @@ findings! {
     }
 }
 
+impl Finding {
+    /// What to do, in one line, where the facts of one name its `cause`: what helps against one is no use against another.
+    pub fn fix_for(&self, cause: Option<&str>) -> &'static str {
+        match (self.code, cause) {
+            ("GP022", Some("room")) => {
+                "give it more room (free memory of the host, GPUPOOL_HOST_LIMIT, GPUPOOL_LIMIT), or have it go to a disk: gpupool suspend --to DIR PID"
+            }
+            ("GP022", Some("addresses")) => {
+                "let the process map more (ulimit -v unlimited, before it starts), or have its memory go to a disk: gpupool suspend --to DIR PID"
+            }
+            ("GP022", Some("nowhere")) => {
+                "let it go to the host (gpupool suspend --to host PID), or give it a GPU that lends to it (GPUPOOL_DEVICES)"
+            }
+            ("GP022", Some("streams")) => {
+                "free what cudaMallocAsync gave before the program is suspended, or have all of it leave: gpupool suspend --process --to host PID"
+            }
+            ("GP022", Some("ill")) => "have its memory leave the GPU that had the error first: gpupool drain GPU",
+            ("GP022", Some("driver" | "ending" | "past" | "came")) => {
+                "resume the program and suspend it again; where it stays so, gpupool explain GP022 says more"
+            }
+            _ => self.fix,
+        }
+    }
+}
+
 /// The finding with this code, in any case.
 pub fn finding(code: &str) -> Option<&'static Finding> {
     FINDINGS.iter().find(|finding| finding.code.eq_ignore_ascii_case(code))
@@ -185,12 +210,23 @@ mod tests {
         for finding in FINDINGS {
             assert!(finding.title.chars().count() <= 60 && finding.title.is_ascii(), "{}", finding.code);
             assert!(!finding.fix.contains('\n') && !finding.fix.ends_with('.'), "{}", finding.code);
+            let causes = ["room", "addresses", "nowhere", "streams", "ill", "driver", "shared"].map(Some);
+            let mut fixes = causes.into_iter().chain([None]).map(|cause| finding.fix_for(cause));
+            assert!(fixes.all(|fix| !fix.contains('\n') && !fix.ends_with('.')), "{}", finding.code);
             assert!(finding.explain.split("\n\n").count() >= 3, "{}: too short to explain", finding.code);
             assert!(finding.explain.ends_with('\n') && finding.explain.is_ascii(), "{}", finding.code);
             for line in finding.explain.lines() {
                 assert!(line.len() <= 78 && line.trim_end() == line, "{}: {line}", finding.code);
             }
         }
+    }
+
+    #[test]
+    fn what_helps_depends_on_the_cause_where_the_facts_name_one() {
+        let fix = |cause| Finding::STAYED_SUSPENDED.fix_for(cause);
+        assert!(fix(Some("room")).contains("--to DIR") && fix(Some("addresses")).contains("ulimit"));
+        assert_eq!((fix(Some("pages")), fix(None)), (Finding::STAYED_SUSPENDED.fix, Finding::STAYED_SUSPENDED.fix));
+        assert_eq!(Finding::STRAY_CONTEXT.fix_for(Some("room")), Finding::STRAY_CONTEXT.fix);
     }
 
     #[test]

@@ -43,5 +43,5 @@ pub use model::{
 /// Labels that a page has room for.
 pub const LABELS: usize = layout::LABELS;
 pub use page::{Memory, Page};
-pub use process::{Identity, Life, Stat, lineage, may_be_of, stat};
+pub use process::{Identity, Life, Stat, is_all_ending, lineage, may_be_of, stat};
 pub use reader::{Source, Unreadable, identify, read};

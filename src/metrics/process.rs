@@ -197,6 +197,23 @@ fn has_living_thread(pid: u32) -> bool {
     threads.filter_map(state).any(|stat| !matches!(stat.state, b'Z' | b'X'))
 }
 
+/// Whether no thread of a process will do anything any more: each has ended, or has begun to. A process that is killed may take seconds to be gone, in which its memory is taken down.
+pub fn is_all_ending(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let read = |thread: fs::DirEntry| fs::read(thread.path().join("stat")).ok();
+    threads.filter_map(read).all(|text| is_ending(&String::from_utf8_lossy(&text)))
+}
+
+/// As `/proc/PID/task/TID/stat` tells of a thread.
+fn is_ending(text: &str) -> bool {
+    /// The kernel's `PF_EXITING` among its flags.
+    const EXITING: u64 = 4;
+    let mut fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let state = fields.next();
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok());
+    matches!(state, Some("Z" | "X")) || flags.is_some_and(|flags| flags & EXITING != 0)
+}
+
 /// Whether its control group is frozen, or one around that: the system tells of its threads that they sleep. Looked for where groups are by convention.
 fn is_frozen(pid: u32) -> bool {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -254,6 +271,16 @@ mod tests {
         assert_eq!(parse(LINE), Some(Stat { state: b'S', started: 5571, stack: 140_736 }));
         assert_eq!(parse("812 (a"), None);
         assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn a_thread_that_has_begun_to_end_does_nothing_any_more() {
+        assert!(!is_ending(LINE));
+        assert!(is_ending(&LINE.replace(") S ", ") Z ")));
+        assert!(
+            is_ending(&LINE.replace(" 4194304 ", " 4194308 ")) && !is_ending(&LINE.replace(" 4194304 ", " 4194312 "))
+        );
+        assert!(!is_ending("812 (a"));
     }
 
     #[test]

@@ -53,6 +53,11 @@ impl<B: Backend> Pool<B> {
         pieces
     }
 
+    /// Slabs that no block stands on are free memory from here on, and none of [`Pool::stretches`].
+    pub fn free_empty_slabs(&self) {
+        drop(self.lock_all());
+    }
+
     /// Every live stretch of memory that can go elsewhere as one, whoever's home it is: blocks with frames of their own, and the slabs that small
     /// ones stand on. In order of address, each with where its parts lie, chunk by chunk.
     pub fn stretches(&self) -> Vec<(Block, Vec<Piece<B::Handle>>)> {

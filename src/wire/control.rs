@@ -125,7 +125,8 @@ pub enum Request {
     Freezable,
     /// That an image of it is written to a folder (as in [`Target::Folder`]), where as many are left then (0: all). Its work has so many milliseconds to be over.
     /// `together`: as of [`Request::Suspend`], and once its memory is copied it says so ([`Reply::Quiet`]) and waits until that of all others is ([`Request::Go`]).
-    Checkpoint { folder: PathBuf, keep: u32, patience: u64, together: Together },
+    /// `leaves`: it does not go on behind that, but its memory leaves for the host as well, which is answered once more ([`Reply::Done`]).
+    Checkpoint { folder: PathBuf, keep: u32, patience: u64, together: Together, leaves: bool },
     /// That these settings change, each `NAME=VALUE`: all of them, or none.
     Set(Vec<String>),
     /// That it looks which GPUs are drained, of which this one is, and has its memory leave that one within so many milliseconds.
@@ -252,6 +253,7 @@ struct StoredBytes([U64; 10]);
 struct CheckpointBytes {
     keep: U32,
     together: U32,
+    leaves: U32,
     patience: U64,
 }
 
@@ -335,9 +337,9 @@ impl Request {
             Self::Open => message::encode(OPEN, &[]),
             Self::Go => message::encode(GO, &[]),
             Self::Freezable => message::encode(FREEZABLE, &[]),
-            Self::Checkpoint { folder, keep, patience, together } => {
-                let (keep, together) = ((*keep).into(), (*together as u32).into());
-                let bytes = CheckpointBytes { keep, together, patience: (*patience).into() };
+            Self::Checkpoint { folder, keep, patience, together, leaves } => {
+                let (keep, together, leaves) = ((*keep).into(), (*together as u32).into(), u32::from(*leaves).into());
+                let bytes = CheckpointBytes { keep, together, leaves, patience: (*patience).into() };
                 message::encode(CHECKPOINT, &[bytes.as_bytes(), folder.as_os_str().as_bytes()].concat())
             }
             Self::Set(all) => message::encode(SET, joined(all.iter().map(String::as_str)).as_bytes()),
@@ -368,11 +370,11 @@ impl Request {
             (GO, []) => Ok(Self::Go),
             (FREEZABLE, []) => Ok(Self::Freezable),
             (CHECKPOINT, body) => {
-                let (CheckpointBytes { keep, together, patience }, path) =
+                let (CheckpointBytes { keep, together, leaves, patience }, path) =
                     CheckpointBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
                 let folder = folder(path).ok_or(Unread::Nonsense)?;
-                let together = Together::of(together)?;
-                Ok(Self::Checkpoint { folder, keep: keep.get(), patience: patience.get(), together })
+                let (together, leaves) = (Together::of(together)?, yes_or_no(leaves)?);
+                Ok(Self::Checkpoint { folder, keep: keep.get(), patience: patience.get(), together, leaves })
             }
             (SET, body) => parted(body).map(Self::Set).ok_or(Unread::Nonsense),
             (kind @ (DRAIN | UNDRAIN), body) => {
@@ -566,7 +568,8 @@ mod tests {
             prop_assert_eq!(Request::decode(&beyond.encode()), Err(Unread::Nonsense));
             let drains = [Request::Drain { gpu, patience }, Request::Undrain { gpu, patience }, give_way];
             let together = Together::ALL[keep as usize % 3];
-            let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience, together };
+            let leaves = patience % 2 == 1;
+            let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience, together, leaves };
             let target = WORDS.get(target).cloned().unwrap_or(Target::Folder(path.into()));
             let suspend =
                 [false, true].map(|together| Request::Suspend { target: target.clone(), patience, together });
@@ -611,7 +614,8 @@ mod tests {
         let decoded = |path: &str| {
             let target = Target::Folder(path.into());
             let suspend = Request::Suspend { target, patience: 1, together: false };
-            [suspend, Request::Checkpoint { folder: path.into(), keep: 0, patience: 1, together: Together::Hosts }]
+            let (folder, together) = (path.into(), Together::Hosts);
+            [suspend, Request::Checkpoint { folder, keep: 0, patience: 1, together, leaves: true }]
                 .map(|asked| Request::decode(&asked.encode()))
         };
         let longest = format!("/{}", "x".repeat(MOST_PATH - 1));

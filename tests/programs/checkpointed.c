@@ -9,6 +9,7 @@
  *   name N K A S     a new block, of which K KiB from A KiB on are called N once all of it counts up from S: what gpupool_name answered, the first
  *                    word of the range, and how many others of it do not count up from there
  *   block K S        a new block of K KiB that counts up from S; its address
+ *   drop A           the block at this address is freed
  *   look A K         the first word of K KiB at an address, and how many others do not count up from there
  *   restore          what gpupool_restore answered, and how many bytes it says
  *   fault N C        from now on the Nth call of the driver answers C; calls so far
@@ -158,6 +159,10 @@ int main(void)
             iota(&kernels, NULL, block, ((size_t)bytes << 10) / 4, seed);
             CHECK(cuCtxSynchronize());
             printf("%llu\n", (unsigned long long)block);
+        } else if (sscanf(line, "drop %llu", &address) == 1) {
+            start_on(0);
+            CHECK(cuMemFree_v2((CUdeviceptr)address));
+            puts("dropped");
         } else if (sscanf(line, "look %llu %u", &address, &bytes) == 2) {
             uint32_t first;
             start_on(0);

@@ -94,6 +94,75 @@ fn what_the_host_has_no_room_for_stays_and_where_it_may_have_nothing_the_program
     ends_well(program);
 }
 
+/// Blocks that share a chunk, which moves as a whole, and something small beside them that was freed.
+#[test]
+fn what_stands_beside_freed_memory_leaves_whole() {
+    let run = Run::program("checkpointed").sim("1x2GiB").env("SIMCUDA_STRICT", "on").env("GPUPOOL_IDLE", "off");
+    let mut program = run.env("GPUPOOL_HOST_LIMIT", "1GiB").report().log().shim().start(None);
+    let mut block = |kib: u64, seed: u32| -> u64 { program.ask(&format!("block {kib} {seed}")).parse().unwrap() };
+    let small = block(300, 1000);
+    let first = block(30 << 10, 2000);
+    program.ask(&format!("drop {first}"));
+    let blocks = [(12, 3000), (24, 4000), (8, 5000)];
+    let [second, third, fourth] =
+        blocks.map(|(mib, seed)| program.ask(&format!("block {} {seed}", mib << 10)).parse::<u64>().unwrap());
+    // The slab that it stood on stays for the next one, between the others.
+    program.ask(&format!("drop {small}"));
+    for _ in 0..2 {
+        let left = told(&program, "suspend --to host");
+        assert_eq!(left["stayed_bytes"], 0, "{left}");
+        assert_eq!(left["bytes"], 44 * MIB, "{left}");
+        let page = eventually("a page that says so", || page(&program).filter(|page| page.levels.suspended > 0));
+        assert_eq!(at(&page, false), 0, "{page:?}");
+        told(&program, "resume");
+        for (address, (mib, seed)) in [second, third, fourth].into_iter().zip(blocks) {
+            assert_eq!(program.ask(&format!("look {address} {}", mib << 10)), format!("{seed} 0"));
+        }
+    }
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(!log.contains("GP022"), "{log}");
+    assert_eq!(program.ask("end"), "ended");
+    assert!(program.end().0.success());
+}
+
+/// The system gives the process no more addresses than this: memory of the driver's and of the program's, which it has, and some for what leaves.
+#[test]
+fn where_the_process_may_map_no_more_what_has_no_room_stays_and_the_rest_leaves() {
+    let mut program = suspended("1x2GiB").env("GPUPOOL_IDLE", "off").log().start(None);
+    for mib in [64, 512] {
+        assert_eq!(program.ask(&format!("keep {mib}")), "kept");
+    }
+    let mapped = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
+        let kib = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kib.unwrap() << 10
+    };
+    let limit_to = |bytes: u64| {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the number is the child's, which was not waited for, and the limit a local.
+        let set =
+            unsafe { libc::prlimit(program.pid() as i32, libc::RLIMIT_AS, &raw const limit, std::ptr::null_mut()) };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    };
+    // Two gibibytes are left free, as it would otherwise not come back.
+    limit_to(mapped() + (2048 + 128) * MIB);
+    let left = told(&program, "suspend --to host --wait 60s");
+    let [bytes, stayed] = ["bytes", "stayed_bytes"].map(|key| left[key].as_u64().unwrap());
+    assert_eq!((bytes, stayed), (64 * MIB, 512 * MIB), "{left}");
+    told(&program, "resume");
+    // Nothing at all: it is refused, and says what is to be done.
+    limit_to(mapped());
+    let why = refused(&program, "suspend --to host --wait 60s");
+    assert!(why.contains("nothing of it can leave") && why.contains("RLIMIT_AS"), "{why}");
+    limit_to(libc::RLIM_INFINITY);
+    is_right(&mut program);
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("GP022") && log.contains("RLIMIT_AS"), "{log}");
+    ends_well(program);
+}
+
 #[test]
 fn what_is_freed_or_whose_context_ends_meanwhile_is_not_brought_back() {
     let mut program = suspended("1x1GiB").start(None);

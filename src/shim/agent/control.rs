@@ -10,7 +10,7 @@ use crate::serve::ipc::Own;
 use crate::suspend::vacate::{self, Rest, Vacated};
 use crate::suspend::{self, Agreement, Alone};
 use gpupool_wire::Socket;
-use gpupool_wire::control::{self, Reply, Request, Stayed, Stored, Together};
+use gpupool_wire::control::{self, Reply, Request, Stayed, Stored, Target, Together};
 use gpupool_wire::socket::Failure;
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -79,9 +79,12 @@ fn hear(page: &Path, publish: &mut dyn FnMut()) {
     let mut buffer = [0; control::ROOM];
     let Ok(received) = socket.receive_by(&mut buffer, Instant::now() + TO_ASK) else { return };
     let reply = match Request::decode(&buffer[..received.bytes]) {
-        Ok(Request::Checkpoint { folder, keep, patience, together }) => {
+        Ok(Request::Checkpoint { folder, keep, patience, together, leaves }) => {
             let asked = Asked { folder, keep: usize::try_from(keep).ok().filter(|keep| *keep > 0) };
-            return begin_image(asked, within(patience), together, socket);
+            if !leaves {
+                return begin_image(asked, within(patience), together, socket);
+            }
+            in_words(image_and_leave(&asked, within(patience), together, &socket))
         }
         Ok(request) => carry_out(request, &socket),
         Err(unread) => {
@@ -165,10 +168,8 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
     let done = match request {
         Request::Suspend { target, patience, together } => {
             let deadline = within(patience);
-            if last::has_main_left() {
-                return Reply::Refused {
-                    why: "its main thread has left, so that nobody could call it to resume it".to_owned(),
-                };
+            if let Err(why) = can_be_called() {
+                return Reply::Refused { why };
             }
             // It would stand still in the middle, and be lost if the program ended.
             if checkpoint::is_under_way() {
@@ -181,13 +182,7 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
             let done = conducted(socket, deadline, together, |agreement, is_wanted| {
                 suspend::suspend(&target, deadline, is_wanted, agreement, &mut progress)
             });
-            // Who was interrupted before the answer has asked for nothing, and nobody else knows that it is to be resumed.
-            if done.is_ok() && !is_wanted() {
-                let back = suspend::resume(&mut |_, _| {});
-                let why = back.err().map_or_else(String::new, |why| format!(", and it could not be resumed: {why}"));
-                return Reply::Refused { why: format!("whoever asked for it has gone{why}") };
-            }
-            done
+            if_wanted(done, is_wanted)
         }
         Request::Resume => suspend::resume(&mut progress),
         Request::Close | Request::Open | Request::Go => {
@@ -217,6 +212,10 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
             }
         }
     };
+    in_words(done)
+}
+
+fn in_words(done: Result<suspend::Done, String>) -> Reply {
     match done {
         Ok(suspend::Done { moved, stayed, took, waited }) => {
             let [microseconds, waited] = [took, waited].map(|time| time.as_micros() as u64);
@@ -224,6 +223,51 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
         }
         Err(why) => Reply::Refused { why },
     }
+}
+
+/// Whether a suspended program could be asked to go on.
+fn can_be_called() -> Result<(), String> {
+    if last::has_main_left() {
+        return Err("its main thread has left, so that nobody could call it to resume it".to_owned());
+    }
+    Ok(())
+}
+
+/// What became of a suspension, if somebody hears it: who was interrupted before the answer has asked for nothing, and nobody else knows that the program is to
+/// be resumed.
+fn if_wanted(done: Result<suspend::Done, String>, is_wanted: impl Fn() -> bool) -> Result<suspend::Done, String> {
+    if done.is_err() || is_wanted() {
+        return done;
+    }
+    let back = suspend::resume(&mut |_, _| {});
+    let why = back.err().map_or_else(String::new, |why| format!(", and it could not be resumed: {why}"));
+    Err(format!("whoever asked for it has gone{why}"))
+}
+
+/// An image of the program, and behind that its memory leaves for the host: all of it by this thread, as of any suspension, and at one moment. The image is told of as soon as
+/// it is whole, and stays whatever becomes of the rest.
+fn image_and_leave(
+    asked: &Asked,
+    deadline: Instant,
+    together: Together,
+    socket: &Socket<Own>,
+) -> Result<suspend::Done, String> {
+    can_be_called()?;
+    if suspend::since() != 0 {
+        return Err("it is suspended; resume it first".to_owned());
+    }
+    let mut prepared = Some(checkpoint::Prepared::new(asked)?);
+    let mut progress = teller(socket);
+    let done = conducted(socket, deadline, together, |agreement, is_wanted| {
+        let mut image = |held: &gate::Held, progress: &mut dyn FnMut(u64, u64)| {
+            let Some(prepared) = prepared.take() else { return Ok(()) };
+            let done = checkpoint::take_held(prepared, held, progress)?;
+            say(socket, &Reply::Stored(stored(&done)).encode());
+            Ok(())
+        };
+        suspend::suspend_behind(&Target::Host, deadline, is_wanted, agreement, &mut image, &mut progress)
+    });
+    if_wanted(done, || is_there(socket))
 }
 
 fn left(done: Result<Vacated, String>) -> Reply {

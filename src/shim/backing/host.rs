@@ -30,6 +30,19 @@ pub fn available() -> Option<u64> {
     memory().spare()
 }
 
+/// Bytes of addresses that this process may map beside those that it has (`RLIMIT_AS`); `None`: as many as there are.
+pub fn addresses_left() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the pointer is to a local of that type.
+    let told = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    if told != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+        return None;
+    }
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let mapped = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix("kB"))?;
+    Some(limit.rlim_cur.saturating_sub(mapped.trim().parse::<u64>().ok()? << 10))
+}
+
 /// The most that the pool takes of the host's memory in this process. Where nobody can tell what there is, nothing.
 pub fn limit() -> u64 {
     let settings = process::settings();

@@ -16,7 +16,7 @@ use crate::backing::{level, terms};
 use crate::gate::{self, Held, Limits};
 use crate::image::{self, Failed, Shuttle};
 use crate::log;
-use crate::suspend::{self, Agreement};
+use crate::suspend::{self, Agreement, Alone};
 use blocks::Subject;
 use gpupool_config::format_size;
 use gpupool_cuda::Driver;
@@ -122,13 +122,24 @@ pub fn take(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
     let begun = Instant::now();
-    gate::at_end(give_up_for_end);
-    let taken = Busy::begin()
-        .ok_or_else(|| "an image of it is being written already".to_owned())
-        .and_then(|busy| write(asked, deadline, is_wanted, agreement, progress, busy));
+    let taken = Prepared::new(asked).and_then(|prepared| write(prepared, deadline, is_wanted, agreement, progress));
+    told_of(asked, begun, taken)
+}
+
+/// As [`take`], of a program that is held and goes on being so: all of it is with the store before this returns. `prepared`: before it was held.
+///
+/// # Errors
+/// As of [`take`].
+pub fn take_held(prepared: Prepared, held: &Held, progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
+    let (asked, begun) = (prepared.asked.clone(), Instant::now());
+    told_of(&asked, begun, write_held(prepared, held, progress))
+}
+
+/// What is written down, in the log, of an image or of why there is none.
+fn told_of(asked: &Asked, begun: Instant, taken: Result<(Written, Done), String>) -> Result<Done, String> {
     level::report();
     match taken {
-        Ok((written, subject, mut done)) => {
+        Ok((written, mut done)) => {
             done = Done { took: begun.elapsed(), ..done };
             if let Some(error) = &written.not_removed {
                 say(&asked.folder, &format!("older generations could not be removed: {error}"));
@@ -144,12 +155,12 @@ pub fn take(
                     ),
                 );
             }
-            if subject > 0 {
+            if done.left_out > 0 {
                 say(
                     &asked.folder,
                     &format!(
                         "{} that the program made by cuMemCreate are not in the image, since their GPU may not read them",
-                        format_size(subject)
+                        format_size(done.left_out)
                     ),
                 );
             }
@@ -197,37 +208,61 @@ fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
     (event, text)
 }
 
+/// All that can be known and made before the program is stopped.
+pub struct Prepared {
+    asked: Asked,
+    driver: &'static Driver,
+    opened: &'static Opened,
+    writer: Writer,
+    /// Last, as it is the end of the writing.
+    _busy: Busy,
+}
+
+impl Prepared {
+    /// For one image, whose folder will do as far as can be known.
+    ///
+    /// # Errors
+    /// There can be none now, or none there; why, in words.
+    pub fn new(asked: &Asked) -> Result<Self, String> {
+        gate::at_end(give_up_for_end);
+        let busy = Busy::begin().ok_or_else(|| "an image of it is being written already".to_owned())?;
+        let (driver, opened) = suspend::pool()?;
+        if opened
+            .pool
+            .stretches()
+            .iter()
+            .flat_map(|(_, pieces)| pieces)
+            .any(|piece| terms::is_place_left_alone(piece.place))
+        {
+            return Err("some of its memory lies on a GPU with a grave error, from which nothing is copied before gpupool drain asks for it".to_owned());
+        }
+        let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        let options = Options {
+            threads: (processors / 2).clamp(2, MOST_THREADS),
+            expected: blocks::bytes(opened),
+            keep: asked.keep,
+            reuse: true,
+            ..Options::default()
+        };
+        let writer = Writer::create(&asked.folder, image::meta(opened), options).map_err(|error| error.to_string())?;
+        Ok(Self { asked: asked.clone(), driver, opened, writer, _busy: busy })
+    }
+}
+
 fn write(
-    asked: &Asked,
+    prepared: Prepared,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
     agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
-    _busy: Busy,
-) -> Result<(Written, u64, Done), String> {
-    let (driver, opened) = suspend::pool()?;
-    if opened
-        .pool
-        .stretches()
-        .iter()
-        .flat_map(|(_, pieces)| pieces)
-        .any(|piece| terms::is_place_left_alone(piece.place))
-    {
-        return Err("some of its memory lies on a GPU with a grave error, from which nothing is copied before gpupool drain asks for it".to_owned());
-    }
-    // Whether the folder will do is known before anybody is stopped.
-    let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-    let options = Options {
-        threads: (processors / 2).clamp(2, MOST_THREADS),
-        expected: blocks::bytes(opened),
-        keep: asked.keep,
-        reuse: true,
-        ..Options::default()
+) -> Result<(Written, Done), String> {
+    let Prepared { _busy, driver, opened, writer, .. } = prepared;
+    let stop = |held: Held, agreement: &mut dyn Agreement| {
+        // It goes on at the end of this.
+        stopped(driver, opened, &writer, &held, Some(Shelter::new(opened, driver)), agreement, progress)
     };
-    let writer = Writer::create(&asked.folder, image::meta(opened), options).map_err(|error| error.to_string())?;
-    let stop = |held, agreement: &mut dyn Agreement| stopped(driver, opened, &writer, held, agreement, progress);
     let stop = suspend::while_stopped(driver, deadline, is_wanted, agreement, stop)?;
-    let Stop { sheltered, mut shuttles, mut done, total } = stop?;
+    let Stop { sheltered, mut shuttles, done, total } = stop?;
     let mut stored = done.in_stop;
     for batch in sheltered {
         unless_ending()?;
@@ -237,11 +272,22 @@ fn write(
         stored += bytes;
         progress(stored, total);
     }
+    finish(writer, done)
+}
+
+fn write_held(prepared: Prepared, held: &Held, progress: &mut dyn FnMut(u64, u64)) -> Result<(Written, Done), String> {
+    let Prepared { _busy, driver, opened, writer, .. } = prepared;
+    // Nobody waits for the end of the stop, so nothing is copied twice.
+    let Stop { done, .. } = stopped(driver, opened, &writer, held, None, &mut Alone::default(), progress)?;
+    finish(writer, done)
+}
+
+/// All of it is with the store.
+fn finish(writer: Writer, done: Done) -> Result<(Written, Done), String> {
     unless_ending()?;
     let written = writer.finish().map_err(|error| error.to_string())?;
     let Written { generation, bytes, stored, fresh, unchanged, damaged, .. } = written;
-    done = Done { generation, bytes, stored, fresh, unchanged, damaged, ..done };
-    Ok((written, done.left_out, done))
+    Ok((written, Done { generation, bytes, stored, fresh, unchanged, damaged, ..done }))
 }
 
 /// What the stop leaves.
@@ -258,7 +304,8 @@ fn stopped(
     driver: &'static Driver,
     opened: &'static Opened,
     writer: &Writer,
-    held: Held,
+    held: &Held,
+    shelter: Option<Shelter>,
     agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Stop, String> {
@@ -275,9 +322,15 @@ fn stopped(
             shuttle.insert(Shuttle::new(driver, span.owner, span.gpu).map_err(|failed| failed.to_string())?);
         }
     }
-    let mut shelter = Shelter::new(opened, driver);
+    let (sheltered, rest) = match shelter {
+        Some(mut shelter) => {
+            let rest = shelter.take_all(&subject.spans, &keys);
+            (shelter.into_batches(), rest)
+        }
+        None => (Vec::new(), subject.spans.clone()),
+    };
     let mut in_stop = 0;
-    for span in shelter.take_all(&subject.spans, &keys) {
+    for span in rest {
         let Some(shuttle) = shuttles.get_mut(&(span.gpu, span.owner)) else { continue };
         unless_ending()?;
         let saved = shuttle.save(writer, keys[span.block], span.offset, span.address, span.bytes);
@@ -296,7 +349,6 @@ fn stopped(
     held.stop(driver, &Limits::default())
         .and_then(|closed| closed.still_quiet())
         .map_err(|disturbed| format!("the program went on before all was copied: {disturbed}"))?;
-    drop(held);
     let done = Done { left_out: subject.left_out, in_stop, stopped: begun.elapsed(), ..Done::default() };
-    Ok(Stop { sheltered: shelter.into_batches(), shuttles, done, total })
+    Ok(Stop { sheltered, shuttles, done, total })
 }

@@ -6,14 +6,15 @@
 //! arrives on the host, as another program took its GPU, or the host is short of memory, everything that has arrived goes to the system, and so does the rest as it arrives
 //! ([`Kept::look_what_arrived`]): it is there once and not twice.
 
+use super::parting::BATCH;
 use super::spare;
 use super::stored::{Range, Unread};
+use crate::backing::host;
 use crate::backing::mover::{self, Load};
 use crate::backing::open::Opened;
 use crate::image::crew::{self, Crew, Crews, Part, Way};
 use crate::image::plain::Plain;
 use crate::serve::handles::by_hand;
-use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Transfer;
 use parking_lot::Mutex;
@@ -35,31 +36,67 @@ enum Behind {
     Goes,
 }
 
+/// Plain memory for what is to be kept.
+#[derive(Default)]
+pub struct Made {
+    plain: Vec<Plain>,
+    /// How many of these something else lay in.
+    used: usize,
+}
+
+/// Why no memory could be made.
+#[derive(Debug)]
+pub struct Refused {
+    pub error: std::io::Error,
+    /// A limit of the process's own is near.
+    pub is_limited: bool,
+    /// How much less could be had, perhaps.
+    pub fits: u64,
+}
+
+/// Addresses that are left to a process whose number is limited: for what copies, for the second mappings of a step on the way back, without which it could not be resumed, and
+/// for its own threads, which go on with everything on the processor.
+const LEFT_FREE: u64 = 2 * BATCH;
+
+/// Plain memory for so many bytes, what is there from an earlier time first. Most of it is not touched yet.
+///
+/// # Errors
+/// There is none; what was there from an earlier time is given back.
+pub fn make(bytes: u64) -> Result<Made, Refused> {
+    let mut plain = spare::take(bytes);
+    let used = plain.len();
+    let missing = bytes.saturating_sub(plain.iter().map(Plain::bytes).sum());
+    if missing == 0 {
+        return Ok(Made { plain, used });
+    }
+    if let Some(left) = host::addresses_left()
+        && left < missing.saturating_add(LEFT_FREE)
+    {
+        let fits = left.saturating_sub(LEFT_FREE) + (bytes - missing);
+        return Err(Refused { error: std::io::ErrorKind::OutOfMemory.into(), is_limited: true, fits });
+    }
+    plain.push(Plain::new(missing).map_err(|error| Refused { error, is_limited: false, fits: bytes / 2 })?);
+    Ok(Made { plain, used })
+}
+
 /// By address, the bytes and where they are.
 #[derive(Default)]
 struct Ranges(BTreeMap<u64, (u64, usize)>);
 
 impl Kept {
-    /// Has `crews` copy all of these. Nobody writes to them before they are back: the program is held. `heard` is told how many bytes are copied, and
-    /// says whether to go on.
+    /// Has `crews` copy all of these to plain memory that was [made](make) for them. Nobody writes to them before they are back: the program is held. `heard` is
+    /// told how many bytes are copied, and says whether to go on.
     ///
     /// # Errors
     /// Why not, in words; nothing is left of it then.
     pub fn copy(
         driver: &'static Driver,
+        plain: Made,
         ranges: &[Range],
         crews: &mut Crews,
         heard: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Self, String> {
-        let bytes = ranges.iter().map(|range| range.bytes).sum();
-        let mut plain = spare::take(bytes);
-        let used = plain.len();
-        let missing = bytes.saturating_sub(plain.iter().map(Plain::bytes).sum());
-        if missing > 0 {
-            let new = Plain::new(missing)
-                .map_err(|error| format!("the system has no memory of {} for it: {error}", format_size(missing)))?;
-            plain.push(new);
-        }
+        let Made { plain, used } = plain;
         let areas = plain.iter().enumerate().map(|(at, plain)| (plain.start(), plain.bytes(), at < used));
         let mut places = Ranges::default();
         let mut of: BTreeMap<(u64, u32), Vec<Part>> = BTreeMap::new();

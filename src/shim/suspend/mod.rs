@@ -135,6 +135,24 @@ pub fn suspend(
     agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
+    suspend_behind(target, deadline, is_wanted, agreement, &mut |_, _| Ok(()), progress)
+}
+
+/// What is done with a program that is held, before anything of it leaves; it tells how many bytes of how many are done.
+pub type First<'a> = dyn FnMut(&Held, &mut dyn FnMut(u64, u64)) -> Result<(), String> + 'a;
+
+/// As [`suspend`]. `first` is done as soon as the program is held, and it is told in the same way how far it is; nothing leaves before.
+///
+/// # Errors
+/// As of [`suspend`], and as of `first`.
+pub fn suspend_behind(
+    target: &Target,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    agreement: &mut dyn Agreement,
+    first: &mut First<'_>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Done, String> {
     let mut state = settled(deadline)?;
     if state.is_some() {
         return Err("it is suspended already".to_owned());
@@ -148,6 +166,11 @@ pub fn suspend(
     SINCE.store(microseconds(), Ordering::Relaxed);
     let goes_on = || is_wanted() && !gate::is_ending();
     let waited = begun.elapsed();
+    if let Err(why) = first(&held, progress) {
+        return back_again(state, Suspended { held, parted: Vec::new(), put: None, settles: None }, why);
+    }
+    // What it took is none of what the leaving takes.
+    let begun = Instant::now() - waited;
     // First to peers, which is fastest; then all the rest is copied before any of it leaves.
     let (mut parted, mut stayed) = match target {
         Target::Anywhere | Target::Peers => {
@@ -323,7 +346,7 @@ pub fn is_freezable() -> Result<Done, String> {
         (0, own, _) => format!("{} that it made by cuMemCreate are mapped", format_size(own)),
         (mapped, ..) => {
             format!(
-                "{} of the pool are mapped still; --to DIR has all of it leave, --to host what was on GPUs",
+                "{} of the pool are mapped still; gpupool suspend --to DIR has all of it leave, --to host what was on GPUs",
                 format_size(mapped)
             )
         }

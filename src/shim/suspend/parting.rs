@@ -2,7 +2,7 @@
 //! GPU alone.
 
 use super::Target;
-use super::kept::Kept;
+use super::kept::{self, Kept, Refused};
 use super::put::Put;
 use super::spare;
 use super::stored::{Range, Stored};
@@ -244,6 +244,17 @@ impl Why {
         Self::new("room", format!("{place} lacks {} for it", format_size(missing)))
     }
 
+    fn refused(Refused { error, is_limited, .. }: Refused, missing: u64) -> Self {
+        let lacks = format_size(missing);
+        match is_limited {
+            true => Self::new(
+                "addresses",
+                format!("the process may map so little more (RLIMIT_AS, ulimit -v) that {lacks} for it are lacking"),
+            ),
+            false => Self::new("room", format!("the system gives the process {lacks} less than that ({error})")),
+        }
+    }
+
     pub(super) fn ill() -> Self {
         Self::new("ill", "it lies on a GPU that had a grave error")
     }
@@ -284,6 +295,8 @@ struct Leaving<'a> {
     held: &'a Held,
     leaves: Leaves<'a>,
     stayed: BTreeMap<Why, u64>,
+    /// Why neighbours on one chunk do not go together, while they are tried one by one.
+    parted_by: Option<Why>,
 }
 
 /// What of the pool's memory at the places that are left may leave, in whole frames, as it comes back.
@@ -319,6 +332,7 @@ pub fn store(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Option<Put>, String> {
+    opened.pool.free_empty_slabs();
     let there = || ranges(&opened.pool.stretches(), |place| !terms::is_place_left_alone(place));
     // Asked at each step: a look at all blocks is made only where one was given out since.
     let given = || opened.pool.usage().allocations;
@@ -413,9 +427,7 @@ pub fn keep(
     }
     // What is in plain memory already will be the host's as well.
     let room = allowed.saturating_sub(accounts.taken(Place::Pageable)).min(there).saturating_sub(own);
-    let lacks = ranges.iter().map(|range| range.bytes).sum::<u64>().saturating_sub(room);
-    let (ranges, left_out) = fitting(ranges, room);
-    let full = (lacks > 0).then(|| Full::new(Why::full(first, lacks), &left_out));
+    let (ranges, plain, full) = placed(ranges, room, first, kept::make);
     if ranges.is_empty() {
         return Ok((None, full));
     }
@@ -425,7 +437,35 @@ pub fn keep(
         progress(done, total);
         is_wanted()
     };
-    Kept::copy(driver, &ranges, crews, &mut heard).map(|kept| (Some(Put::Host(kept)), full))
+    Kept::copy(driver, plain, &ranges, crews, &mut heard).map(|kept| (Some(Put::Host(kept)), full))
+}
+
+/// What of these there is `room` for and memory can be made for, that memory, and what is left out and why. The system may refuse what nobody said that it lacks: limits of
+/// the process (`RLIMIT_AS`), what it counts as promised; then it is asked for half of that, and so on.
+fn placed<T: Default>(
+    ranges: Vec<Range>,
+    room: u64,
+    place: Place,
+    make: impl Fn(u64) -> Result<T, Refused>,
+) -> (Vec<Range>, T, Option<Full>) {
+    let all = ranges.iter().map(|range| range.bytes).sum::<u64>();
+    let (mut room, mut refused) = (room, None);
+    loop {
+        let (fits, left_out) = fitting(ranges.clone(), room);
+        let bytes: u64 = fits.iter().map(|range| range.bytes).sum();
+        let made = if bytes == 0 { Ok(T::default()) } else { make(bytes) };
+        match made {
+            Ok(made) => {
+                let lacks = all.saturating_sub(room);
+                let why = refused.map_or_else(|| Why::full(place, lacks), |refused| Why::refused(refused, all - bytes));
+                return (fits, made, (lacks > 0).then(|| Full::new(why, &left_out)));
+            }
+            Err(why) => {
+                room = why.fits;
+                refused = Some(why);
+            }
+        }
+    }
 }
 
 /// How much memory there is for so much, beside what is spare, or with that where it takes that: nobody knows how much of it was ever made, so it goes.
@@ -461,7 +501,7 @@ pub fn leave(
     until: Option<Instant>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> (Vec<Parted>, Stayed) {
-    let mut leaving = Leaving { opened, driver, held, leaves, stayed: BTreeMap::new() };
+    let mut leaving = Leaving { opened, driver, held, leaves, stayed: BTreeMap::new(), parted_by: None };
     let is_over = || until.is_some_and(|until| Instant::now() >= until);
     let late = || Why::new(LATE, "the time was over");
     let (near, own) = chosen(opened, leaves);
@@ -555,6 +595,7 @@ fn there(leaves: Leaves<'_>, pieces: &[Piece<Physical>]) -> u64 {
 
 /// What `leaves` names, of the pool and of the program's own memory.
 fn chosen(opened: &Opened, leaves: Leaves<'_>) -> (Vec<Stretch>, Vec<Own>) {
+    opened.pool.free_empty_slabs();
     let mut near: Vec<Stretch> = opened
         .pool
         .stretches()
@@ -637,14 +678,24 @@ fn places_before(block: &Block, pieces: &[Piece<Physical>], leaves: Leaves<'_>) 
 
 pub(super) type Stretch = (Block, Vec<Piece<Physical>>);
 
+/// Whether these neighbours stand on one chunk together.
+fn share_a_chunk((_, pieces): &Stretch, (_, next): &Stretch) -> bool {
+    pieces.last().zip(next.first()).is_some_and(|(last, first)| last.chunk_address == first.chunk_address)
+}
+
+/// Where these come apart without two that share a chunk coming apart, as near to the middle as can be; `None`: nowhere.
+fn middle(all: &[Stretch]) -> Option<usize> {
+    let ends = (1..all.len()).filter(|at| !share_a_chunk(&all[at - 1], &all[*at]));
+    ends.min_by_key(|at| at.abs_diff(all.len() / 2))
+}
+
 /// Neighbours that stand on one chunk together, since a chunk moves as a whole, and so many that it is worth it.
 fn batches(all: &[Stretch], step: u64) -> impl Iterator<Item = &[Stretch]> {
     let mut sum = 0;
-    all.chunk_by(move |(one, pieces), (other, next)| {
+    all.chunk_by(move |before, behind| {
+        let ((one, _), (other, _)) = (before, behind);
         sum += one.bytes;
-        let shared =
-            pieces.last().zip(next.first()).is_some_and(|(last, first)| last.chunk_address == first.chunk_address);
-        let goes_on = shared || sum < step && one.home == other.home;
+        let goes_on = share_a_chunk(before, behind) || sum < step && one.home == other.home;
         if !goes_on {
             sum = 0;
         }
@@ -704,17 +755,38 @@ impl Leaving<'_> {
             }
             match self.rearrange(&wishes) {
                 Ok(all) => return self.note_stayed(all),
+                // All the others go together as before: what stands on one chunk goes as a whole or not at all.
+                Err(cause) if cause.cause == FREED => {
+                    let living = self.living(batch);
+                    if living.len() < batch.len() {
+                        return self.go(&living);
+                    }
+                    why = cause;
+                }
                 Err(cause) => why = cause,
             }
         }
         match batch {
             [(_, pieces)] => self.go_by_piece(pieces, first.home, &why),
             _ => {
-                let (left, right) = batch.split_at(batch.len() / 2);
+                let apart = middle(batch);
+                // Neighbours on one chunk keep each other there, and why they are apart is why they stay.
+                let before = if apart.is_none() { self.parted_by.replace(why) } else { None };
+                let (left, right) = batch.split_at(apart.unwrap_or(batch.len() / 2));
                 self.go(left);
                 self.go(right);
+                if apart.is_none() {
+                    self.parted_by = before;
+                }
             }
         }
+    }
+
+    /// What of these has not been freed meanwhile.
+    fn living(&self, batch: &[Stretch]) -> Vec<Stretch> {
+        let now = self.opened.pool.stretches();
+        let live: BTreeMap<u64, u64> = now.iter().map(|(block, _)| (block.address, block.id)).collect();
+        batch.iter().filter(|(block, _)| live.get(&block.address) == Some(&block.id)).cloned().collect()
     }
 
     /// Of a suspended program whole blocks leave for peers, and otherwise what of them was copied; of one GPU what lies there. The rest of a block
@@ -763,7 +835,8 @@ impl Leaving<'_> {
 
     fn note_stayed(&mut self, Moved { anchored, shared, .. }: Moved) {
         let shared_with = "it stands on one piece of memory together with what has to stay";
-        for (bytes, why) in [(anchored, Why::pages()), (shared, Why::new("shared", shared_with))] {
+        let why_shared = self.parted_by.clone().unwrap_or_else(|| Why::new("shared", shared_with));
+        for (bytes, why) in [(anchored, Why::pages()), (shared, why_shared)] {
             if bytes > 0 {
                 *self.stayed.entry(why).or_default() += bytes;
             }
@@ -861,6 +934,50 @@ mod tests {
         let has: Vec<u64> =
             [99, 100, 199, 200, 229, 230, 300, 399, 400, 409, 410].into_iter().filter(|at| full.has(*at)).collect();
         assert_eq!(has, [200, 229, 400, 409]);
+    }
+
+    #[test]
+    fn what_the_system_gives_no_memory_for_is_left_out_and_told_as_such() {
+        let range = |address, bytes| Range { owner: 1, home: 0, address, bytes };
+        let all = || vec![range(100, 40), range(200, 30), range(300, 20), range(400, 10)];
+        let placed_by = |room, most: u64, is_limited| {
+            let make = |bytes: u64| {
+                let error = std::io::ErrorKind::OutOfMemory.into();
+                let fits = if is_limited { most } else { bytes / 2 };
+                if bytes > most { Err(Refused { error, is_limited, fits }) } else { Ok(bytes) }
+            };
+            let (ranges, made, full) = placed(all(), room, Place::Host(0), make);
+            let addresses: Vec<u64> = ranges.iter().map(|range| range.address).collect();
+            (addresses, made, full.map(|full| (full.why.cause, full.ranges.len())))
+        };
+        assert_eq!(placed_by(100, 100, false), (vec![100, 200, 300, 400], 100, None));
+        assert_eq!(placed_by(60, 100, false), (vec![100, 300], 60, Some(("room", 2))));
+        // Half of it, and half of that.
+        assert_eq!(placed_by(100, 30, false), (vec![300], 20, Some(("room", 3))));
+        assert_eq!(placed_by(100, 75, true), (vec![100, 200], 70, Some(("addresses", 2))));
+        assert_eq!(placed_by(100, 0, true), (vec![], 0, Some(("addresses", 4))));
+    }
+
+    #[test]
+    fn neighbours_on_one_chunk_stay_together_where_a_batch_comes_apart() {
+        let stretch = |chunks: &[u64]| -> Stretch {
+            let block = Block { address: 0, bytes: 1, home: 0, owner: 1, id: 1 };
+            let piece = |chunk_address: &u64| Piece {
+                address: *chunk_address,
+                bytes: 1,
+                place: Place::Gpu(0),
+                chunk_address: *chunk_address,
+                chunk_bytes: 1,
+                handle: Physical::from_raw(1),
+                anchors: gpupool_pool::Anchors::NONE,
+            };
+            (block, chunks.iter().map(piece).collect())
+        };
+        let at = |all: &[&[u64]]| middle(&all.iter().map(|chunks| stretch(chunks)).collect::<Vec<_>>());
+        assert_eq!(at(&[&[1], &[2], &[3], &[4]]), Some(2));
+        assert_eq!(at(&[&[1], &[1, 2], &[2], &[4]]), Some(3));
+        assert_eq!(at(&[&[1], &[2], &[2, 3], &[3]]), Some(1));
+        assert_eq!(at(&[&[1, 2], &[2]]), None);
     }
 
     #[test]

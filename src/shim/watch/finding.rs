@@ -45,13 +45,14 @@ fn keep(code: &'static str, device: Option<u32>, what: &str) {
 /// Says a finding: one record in the log, and on stderr what, where and how to fix it. What becomes of these is up to the
 /// log's filters; `gpupool run --fail-on` hears of it whatever they are.
 pub fn make(finding: &Finding, device: Option<Device>, site: &Site, facts: &[(&str, String)], what: &str) {
-    let Finding { code, fix, .. } = finding;
+    let code = finding.code;
+    let fix = finding.fix_for(facts.iter().find(|(name, _)| *name == "cause").map(|(_, cause)| cause.as_str()));
     // A program may have asked for a GPU that there is none of.
     let device = device.and_then(|device| u32::try_from(device.raw()).ok());
     keep(code, device, what);
     bell::changed();
     let made = FindingMade {
-        code: (*code).to_owned(),
+        code: code.to_owned(),
         device,
         what: what.to_owned(),
         site: Some(site.clone()),

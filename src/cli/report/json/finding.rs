@@ -12,6 +12,6 @@ pub fn object(found: &Found, labels: &[String]) -> Value {
     json!({
         "code": found.code, "title": known.map(|known| known.title), "what": found.what, "site": found.site,
         "facts": found.facts, "devices": found.devices, "processes": processes, "times": found.times,
-        "fix": known.map(|known| known.fix),
+        "fix": known.map(|known| known.fix_for(found.facts.get("cause").map(String::as_str))),
     })
 }

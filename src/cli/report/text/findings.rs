@@ -34,7 +34,7 @@ pub fn section(page: &mut Page, logs: &Logs, found: &[Found], labels: &[String])
             page.line(&format!("{}{line}", if depth == 0 { "    where  " } else { "           " }));
         }
         if let Some(known) = known {
-            page.entry("    fix    ", known.fix);
+            page.entry("    fix    ", known.fix_for(found.facts.get("cause").map(String::as_str)));
             page.line(&format!("    more   gpupool explain {}", known.code));
         }
     }
