@@ -133,6 +133,7 @@ SETS = {
         "fleet-owner-host": fleet.owner_host,
         "fleet-priority-host": fleet.priority_host,
         "fleet-drain": fleet.drain,
+        "fleet-drain-training": fleet.drain_training,
     },
     "launchers": {
         "launch-torchrun": launchers.torchrun,

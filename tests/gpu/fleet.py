@@ -1,6 +1,7 @@
 """Several programs on one machine: a borrower gives way to who starts on the GPU that it borrows from, and a GPU is emptied under a program."""
 
 import json
+import pathlib
 import time
 
 from client import client, needs_modules, needs_two_gpus
@@ -136,3 +137,57 @@ def drain(lab):
             raise Failed(f"{word} moved nothing: {told}", lines)
     same(bare, child.finish(120).succeeded())
     return "the same sums; " + ", ".join(lines), lines
+
+
+def drain_training(lab):
+    """The same under a training loop that goes on until GPU 1 was drained twice: each of its losses is the one that it has bare."""
+    needs_modules("torch")
+    needs_two_gpus(lab)
+    losses = pathlib.Path(lab.folder.name) / "drained-training"
+    child = lab.start(client("torch_train.py", "until", losses), settings={"LIMIT": "0:6GiB"})
+    pid = child.process.pid
+    lines = []
+
+    def trains(until, is_so):
+        def still():
+            if child.process.poll() is not None:
+                child.finish(5).succeeded()
+                raise Failed(f"{child.title}: it had ended before {until}", lines)
+            return is_so()
+
+        _until(until, still, 60)
+
+    def trains_on(what):
+        # One step may have begun before; the second has read and written all of the model where that lies now.
+        done = _steps(losses) + 2
+        trains(f"two more steps {what}", lambda: _steps(losses) >= done)
+
+    trains("a loan of 4 GiB on GPU 1", lambda: _held(lab, pid, 1) >= 4 * GIB)
+    trains_on("with the loan")
+    try:
+        for word in ("drain", "undrain", "drain"):
+            lines.append(_emptied(lab, word, pid, _steps(losses)))
+            trains_on(f"after {word}")
+    finally:
+        lab.bare([lab.gpupool, "undrain", "1"], 30)
+    losses.with_name(f"{losses.name}.end").touch()
+    trained = child.finish(60).succeeded()
+    steps = _steps(losses)
+    same(lab.bare(client("torch_train.py", "steps", steps), 200).succeeded(), trained)
+    return f"{steps} steps, the same losses; " + ", ".join(lines), lines
+
+
+def _emptied(lab, word, pid, step):
+    """What `gpupool drain` or `undrain` of GPU 1 did to this program, which it has to have moved."""
+    begun, before = time.monotonic(), _held(lab, pid, 1)
+    told = json.loads(lab.bare([lab.gpupool, word, "--json", "1"], 90).stdout or "[]")
+    moved = next((row["bytes"] for row in told if row["pid"] == pid), 0)
+    took, after = time.monotonic() - begun, _held(lab, pid, 1)
+    line = f"{word} after step {step}: {moved / GIB:.1f} GiB in {took:.2f} s, GPU 1 had {before / GIB:.1f} GiB of it before and {after / GIB:.1f} after"
+    if moved < 2 * GIB or (word == "drain" and after > before / 4):
+        raise Failed(f"{line}; it says {told}")
+    return line
+
+
+def _steps(losses):
+    return losses.read_text(encoding="utf-8").count("\n") if losses.exists() else 0

@@ -1,9 +1,12 @@
 """A small transformer trained with AdamW, step by step and as a captured CUDA graph: losses, and the time of a step.
 
 torch_train.py [short | small]   short: fewer steps; small: smaller batches, which need under 2 GiB
+torch_train.py steps COUNT       six times as deep, about 13 GiB: so many steps, one by one
+torch_train.py until FILE        the same until there is FILE.end; each step's loss goes to FILE at once
 """
 
 import os
+import pathlib
 import statistics
 import sys
 
@@ -14,7 +17,8 @@ from torch import nn
 
 from places import allocator, report
 
-WIDTH, HEADS, LAYERS, TOKENS = 1024, 16, 4, 256
+LOOPS = "steps" in sys.argv or "until" in sys.argv
+WIDTH, HEADS, LAYERS, TOKENS = 1024, 16, 24 if LOOPS else 4, 256
 BATCH = 4 if "small" in sys.argv else 16
 WARM, STEPS = (5, 10) if "short" in sys.argv else (10, 40)
 
@@ -101,9 +105,30 @@ def captured():
     return timed(step)
 
 
+def loop(how, what):
+    """Whoever looks at FILE and makes FILE.end decides how long it trains, so that it cannot be over before he is."""
+    model, optimizer, batches = setup(False)
+    told, end = pathlib.Path(what), pathlib.Path(f"{what}.end")
+    losses = []
+    while len(losses) < int(what) if how == "steps" else not end.exists():
+        loss = loss_of(model, batches[len(losses) % len(batches)])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if how == "until":
+            with told.open("a", encoding="utf-8") as lines:
+                lines.write(f"{losses[-1]!r}\n")
+    print(f"losses of {len(losses)} steps: {losses!r}", flush=True)
+    report(reserved=torch.cuda.max_memory_reserved(), **allocator(torch))
+
+
 def main():
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cuda.matmul.allow_tf32 = False
+    if LOOPS:
+        loop(*sys.argv[1:])
+        return
     times = {}
     for name, train in (("eager", eager), ("graph", captured)):
         losses, times[name] = train()
