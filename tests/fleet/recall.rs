@@ -27,6 +27,12 @@ impl Machine {
         run.env("GPUPOOL_PRIORITY", priority.to_string())
     }
 
+    /// One without gpupool on this GPU.
+    fn bare(&self, gpu: u32) -> Run {
+        let run = Run::program("neighbour").arg(gpu.to_string()).sim(self.gpus).nvml();
+        run.env("SIMCUDA_MACHINE", self.folder.path().join("machine")).env("SIMCUDA_CONTEXT_MIB", "4")
+    }
+
     /// A rank of a job, of which what was freed goes home soon.
     fn rank(&self, gpu: u32) -> Run {
         self.neighbour(gpu, 50).env("GPUPOOL_IDLE", "100ms")
@@ -612,9 +618,7 @@ fn who_is_heard_to_free_memory_is_waited_for() {
 fn a_program_without_gpupool_gets_what_others_only_borrow() {
     let machine = Machine::new("2x320MiB");
     let mut debtor = machine.debtor(240);
-    let bare = Run::program("neighbour").arg("1").sim(machine.gpus).nvml();
-    let bare = bare.env("SIMCUDA_MACHINE", machine.folder.path().join("machine")).env("SIMCUDA_CONTEXT_MIB", "4");
-    let mut bare = machine.start(bare);
+    let mut bare = machine.start(machine.bare(1));
     let page = machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
     assert_eq!(page.levels.live_bytes, 240 * MIB);
     takes(&mut bare, 300);
@@ -623,6 +627,50 @@ fn a_program_without_gpupool_gets_what_others_only_borrow() {
     takes(&mut debtor, 40);
     assert_eq!(held(&machine.page(&debtor), 1), 0);
     assert!(gave(&is_whole(debtor)) >= 236 * MIB);
+    let (status, _folder) = bare.end();
+    assert!(status.success(), "{status}");
+}
+
+/// A page is rung for its process alone, so that what was lent a moment ago may not have been looked at yet.
+#[test]
+fn a_program_without_gpupool_that_comes_right_after_the_memory_gets_it_as_well() {
+    let machine = Machine::new("2x320MiB");
+    let low = machine.holder(machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1"), 240);
+    let agent = super::upset::agent(&low);
+    let mut suspends = machine.command(&format!("suspend --to peers {}", low.pid())).spawn().unwrap();
+    // It has said that it is done, and has looked at nothing since.
+    agent.ends_call(libc::SYS_sendmsg, |_| machine.page(&low).levels.suspended > 0);
+    let mut bare = machine.start(machine.bare(1));
+    assert_eq!(bare.ask("check"), "0", "it has begun");
+    drop(agent);
+    assert!(suspends.wait().unwrap().success());
+    machine.until(&low, "an empty GPU 1", |page| held(page, 1) == 0);
+    takes(&mut bare, 280);
+    assert!(machine.told(&format!("resume --json {}", low.pid())).1);
+    is_whole(low);
+    let (status, _folder) = bare.end();
+    assert!(status.success(), "{status}");
+}
+
+/// It had what it needed when somebody borrowed the rest, and needs more.
+#[test]
+fn a_program_without_gpupool_that_was_there_before_the_loan_grows_by_what_is_kept_free() {
+    let machine = Machine::new("2x320MiB");
+    let mut bare = machine.start(machine.bare(1));
+    takes(&mut bare, 20);
+    let ticks = gpupool_metrics::stat(bare.pid()).unwrap().started as f64;
+    eventually("one that has been there for a while", || {
+        let up: f64 = std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next()?.parse().ok()?;
+        (up - ticks / 100.0 > 4.0).then_some(())
+    });
+    let debtor = machine.debtor(260);
+    for round in 1..=5 {
+        takes(&mut bare, 16);
+        // 16 MiB are free again, beside its context and what it has.
+        machine.until(&debtor, "room", |page| held(page, 1) <= (320 - 16 - 4 - 20 - 16 * round) * MIB);
+    }
+    assert_eq!(bare.ask("check"), "0");
+    assert!(gave(&is_whole(debtor)) >= 40 * MIB);
     let (status, _folder) = bare.end();
     assert!(status.success(), "{status}");
 }
