@@ -3,8 +3,8 @@
 
 use super::open;
 use super::plan::Plan;
-use crate::{live, process, tiers};
-use gpupool_config::{Devices, Move};
+use crate::{live, process};
+use gpupool_config::Devices;
 use gpupool_metrics::drains::{self, Uuid};
 use gpupool_metrics::folder::Roots;
 use gpupool_pool::Place;
@@ -126,20 +126,11 @@ pub fn siblings() -> u32 {
     SIBLINGS.load(Ordering::Relaxed)
 }
 
-/// So many other ranks of this job were found.
-pub fn note_siblings(count: u32) {
+/// So many other ranks of this job were found; whether that is news.
+pub fn note_siblings(count: u32) -> bool {
     let before = SIBLINGS.swap(count, Ordering::Relaxed);
-    if before != count && process::settings().moving != Move::Off {
-        tiers::heed_share();
-        let (share, ranks) = (f64::from(tiers::share()) / 10.0, count + 1);
-        tracing::info!(
-            target: "gpupool::memory", about = "move_share", ranks,
-            "moves may take {share}% of this process's time: GPUPOOL_MOVE_SHARE is for all {ranks} processes of the job on this host together, which wait \
-             for each other"
-        );
-    }
     if (before > 0) == (count > 0) {
-        return;
+        return before != count;
     }
     if count > 0 {
         tracing::info!(
@@ -149,6 +140,7 @@ pub fn note_siblings(count: u32) {
         );
     }
     heed();
+    true
 }
 
 /// A plan was made, and nothing was taken of its places yet.
