@@ -31,10 +31,11 @@ pub fn look() {
     if !is_free || !matches!(settings.mode, Mode::Pool | Mode::Spill) {
         return;
     }
-    if let Some(count) = siblings() {
-        if terms::note_siblings(count) && settings.moving != Move::Off {
-            share_moves(count + 1);
-        }
+    if let Some(count) = siblings()
+        && terms::note_siblings(count)
+        && settings.moving != Move::Off
+    {
+        share_moves(count + 1);
     }
 }
 
