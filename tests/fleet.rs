@@ -11,13 +11,17 @@ mod outside;
 #[path = "fleet/upset.rs"]
 mod upset;
 
+#[path = "fleet/users.rs"]
+mod users;
+
 use gpupool_events::{Event, Reader};
 use gpupool_metrics::{Place, Snapshot};
 use gpupool_wire::control::Request;
 use harness::{Run, Running, artifact_folder, at_work, driver_folder_with_nvml, eventually, goes_on, page_of};
 use serde_json::Value;
 use std::io::BufReader;
-use std::path::Path;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output as Ended};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -80,6 +84,13 @@ impl Machine {
     #[track_caller]
     fn page(&self, program: &Running) -> Snapshot {
         eventually("a page", || page_of(self.folder.path(), program.pid()))
+    }
+
+    /// The only page that there is.
+    #[track_caller]
+    fn page_file(&self) -> PathBuf {
+        let folder = std::fs::read_dir(self.folder.path().join("gpupool")).unwrap().map(|entry| entry.unwrap().path());
+        folder.into_iter().find(|path| path.extension().is_some_and(|kind| kind == "page")).unwrap()
     }
 
     #[track_caller]
@@ -337,7 +348,21 @@ fn a_drain_whose_command_is_killed_goes_on_and_ends_with_undrain() {
 
 /// Listens where commands do, as this user or another one, and says something to whoever connects; how many bytes the last answer has.
 fn say(page: &Path, words: &[u8], user: Option<libc::uid_t>) -> isize {
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    let other = begin_to_say(page, words, user);
+    let mut answer = [0u8; 64];
+    let mut last = 0;
+    loop {
+        // SAFETY: the buffer is writable for its length.
+        match unsafe { libc::recv(other.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) } {
+            bytes if bytes > 0 => last = bytes,
+            _ => return last,
+        }
+    }
+}
+
+/// The same, and the connection to whoever was told.
+fn begin_to_say(page: &Path, words: &[u8], user: Option<libc::uid_t>) -> OwnedFd {
+    use std::os::fd::FromRawFd;
     use std::os::unix::ffi::OsStrExt;
     let name = page.with_extension("call");
     // SAFETY: the call has no preconditions, and the descriptor that it gives is nobody else's.
@@ -368,37 +393,24 @@ fn say(page: &Path, words: &[u8], user: Option<libc::uid_t>) -> isize {
     let other =
         unsafe { OwnedFd::from_raw_fd(libc::accept(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut())) };
     std::fs::remove_file(name).unwrap();
-    // SAFETY: the bytes are readable for their length, and the buffer is writable for its own.
-    unsafe {
-        // Who has hung up already hears nothing.
-        let said = libc::send(other.as_raw_fd(), words.as_ptr().cast(), words.len(), libc::MSG_NOSIGNAL);
-        assert!(said == words.len() as isize || user.is_some(), "{}", std::io::Error::last_os_error());
-        let mut answer = [0u8; 64];
-        let mut last = 0;
-        loop {
-            match libc::recv(other.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) {
-                bytes if bytes > 0 => last = bytes,
-                _ => return last,
-            }
-        }
-    }
+    // SAFETY: the bytes are readable for their length. Who has hung up already hears nothing.
+    let said = unsafe { libc::send(other.as_raw_fd(), words.as_ptr().cast(), words.len(), libc::MSG_NOSIGNAL) };
+    assert!(said == words.len() as isize || user.is_some(), "{}", std::io::Error::last_os_error());
+    other
 }
 
 /// The folder keeps other users out. Whoever gets there all the same is not heard.
 #[test]
 fn nobody_does_what_another_user_says() {
-    // SAFETY: the call has no preconditions.
-    if unsafe { libc::geteuid() } != 0 {
-        println!("only root can become another user: not checked");
+    if !users::can_become_another() {
         return;
     }
     let machine = Machine::new("1x320MiB");
     let program = machine.holder(machine.neighbour(0, 10), 80);
     let gpu = machine.page(&program).levels.gpu(0).unwrap().uuid;
-    let folder = std::fs::read_dir(machine.folder.path().join("gpupool")).unwrap().map(|entry| entry.unwrap().path());
-    let page = folder.into_iter().find(|path| path.extension().is_some_and(|kind| kind == "page")).unwrap();
+    let page = machine.page_file();
     let request = Request::GiveWay { gpu, bytes: 20 * MIB, priority: 90, patience: 20_000 }.encode();
-    assert_eq!(say(&page, &request, Some(65534)), 0);
+    assert_eq!(say(&page, &request, Some(users::OTHER)), 0);
     assert_eq!(machine.page(&program).levels.residence.on_host, 0);
     assert!(say(&page, &request, None) > 0, "the user's own");
     machine.until(&program, "memory on the host", |page| page.levels.residence.on_host >= 20 * MIB);
@@ -410,8 +422,7 @@ fn nonsense_on_the_socket_changes_nothing() {
     let machine = Machine::new("2x1GiB");
     let mut program = machine.borrower();
     let before = machine.page(&program);
-    let folder = std::fs::read_dir(machine.folder.path().join("gpupool")).unwrap().map(|entry| entry.unwrap().path());
-    let page = folder.into_iter().find(|path| path.extension().is_some_and(|kind| kind == "page")).unwrap();
+    let page = machine.page_file();
     for words in [&b"drain everything"[..], &[0; 300], &[0xff; 24]] {
         assert_eq!(say(&page, words, None), 0, "it answers nonsense");
     }

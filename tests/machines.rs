@@ -246,6 +246,24 @@ fn the_doctor_tells_of_the_limit_that_the_library_obeys() {
     }
 }
 
+#[test]
+fn a_control_groups_limit_on_a_gpu_holds_and_is_told() {
+    let host = MadeHost::new(&[
+        ("proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+        ("proc/self/cgroup", "0::/job/step\n"),
+        ("sys/fs/cgroup/job/dmem.max", "drm/0000:10:00.0/vram0 104857600\ndrm/0000:11:00.0/vram0 max\n"),
+    ]);
+    let run = host.see(Run::program("steps").arg("a:80").arg("a:80").sim("2x256MiB")).shim().log().go();
+    run.succeeds();
+    let peaks = run.picked(|event| if let Event::ProcessExit(exit) = event { Some(exit.peak.clone()) } else { None });
+    let held = |name: &str| peaks.iter().flatten().find(|peak| peak.place == name).map_or(0, |peak| peak.peak_used);
+    assert!(held("gpu0") > 0 && held("gpu0") <= 100 * MIB && held("gpu1") >= 60 * MIB, "{peaks:?}");
+    let told = "job/dmem.max lets this process use 100.0 MiB of GPU 0";
+    assert_eq!(run.records.iter().filter(|record| record.message.contains(told)).count(), 1, "{:#?}", run.records);
+    let doctor = host.see(Run::command(library("gpupool")).args("doctor --json").sim("2x256MiB").nvml()).go();
+    assert!(doctor.stdout.contains("/sys/fs/cgroup/job/dmem.max"), "{}", doctor.stdout);
+}
+
 /// Half of 6 GiB for each of eight ranks would be four times what there is.
 #[test]
 fn ranks_of_one_host_divide_its_memory() {

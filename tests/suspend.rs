@@ -113,6 +113,27 @@ fn memory_goes_to_gpus_that_the_program_only_borrows_from_while_they_have_room()
     ends_well(program);
 }
 
+/// It is told what there is not, and what to do.
+#[test]
+fn a_program_that_no_gpu_lends_to_is_told_so_that_is_to_go_to_others() {
+    for (gpus, variables, expected) in [
+        (
+            "2x1GiB",
+            &[("LOCAL_WORLD_SIZE", "2"), ("LOCAL_RANK", "0")][..],
+            "set PID devices=0,1 has GPU 0 and 1 lend to it",
+        ),
+        ("1x1GiB", &[][..], "--to host has the host take it"),
+    ] {
+        let mut program = variables.iter().fold(suspended(gpus), |run, (name, value)| run.env(name, value)).start(None);
+        at_work(&mut program, 1);
+        let ended = program.gpupool(&format!("suspend --to peers {}", program.pid()));
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!ended.status.success() && said.contains(expected) && said.lines().count() == 1, "{said}");
+        goes_on(&mut program);
+        ends_well(program);
+    }
+}
+
 /// More than leaves in one step, so that one is prepared while another one is copied.
 #[test]
 fn what_leaves_and_comes_back_in_several_steps_at_once_is_as_it_was() {

@@ -13,16 +13,18 @@ pub fn started_at() -> Option<u64> {
 
 /// Seconds since the process started; 0 where the system does not tell when that was.
 pub fn uptime() -> f64 {
-    fn started() -> Option<f64> {
-        // SAFETY: sysconf has no preconditions.
-        Some(started_at()? as f64 / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64)
-    }
-    static STARTED: OnceBox<Option<f64>> = OnceBox::new();
+    static STARTED: OnceBox<Option<u64>> = OnceBox::new();
+    STARTED.get_or_init(|| Box::new(started_at())).map_or(0.0, seconds_since)
+}
+
+/// Seconds since so many clock ticks after the machine's start.
+pub fn seconds_since(ticks: u64) -> f64 {
+    // SAFETY: sysconf has no preconditions.
+    let then = ticks as f64 / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the output is a local.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
-    let now = now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9;
-    STARTED.get_or_init(|| Box::new(started())).map_or(0.0, |started| (now - started).max(0.0))
+    (now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9 - then).max(0.0)
 }
 
 /// A clock that costs a few nanoseconds and ticks every few milliseconds.

@@ -23,7 +23,8 @@ pub fn name(out: Out<c_char>, capacity: c_int, device: c_int) -> Outcome {
 }
 
 pub fn uuid(out: Out<[u8; 16]>, device: c_int) -> Outcome {
-    out.set(simmachine::uuid_bytes(driver().gpu(device)?.index))
+    let driver = driver();
+    out.set(simmachine::uuid_bytes(driver.settings.machine.as_deref(), driver.gpu(device)?.index))
 }
 
 pub fn luid(_out: Out<c_char>, _mask: Out<c_uint>, _device: c_int) -> Outcome {

@@ -4,7 +4,7 @@ use crate::links::Links;
 use crate::occupancy::{GRANULE, MAX_PLACE_BYTES, gpu_place, host_place};
 use gpupool_config::parse_size;
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug)]
 pub struct Settings {
@@ -70,8 +70,9 @@ impl Settings {
             }
         };
         let path = |name| get(name).filter(|text| !text.is_empty()).map(PathBuf::from);
-        let visible =
-            get("CUDA_VISIBLE_DEVICES").map_or_else(|| (0..gpus.len()).collect(), |list| visible(&list, gpus.len()));
+        let machine = path("SIMCUDA_MACHINE");
+        let visible = get("CUDA_VISIBLE_DEVICES")
+            .map_or_else(|| (0..gpus.len()).collect(), |list| visible(&list, gpus.len(), machine.as_deref()));
         Ok(Self {
             visible,
             links,
@@ -101,7 +102,7 @@ impl Settings {
             report: get("SIMCUDA_REPORT"),
             strict: parse(named("SIMCUDA_STRICT", "off"), "on or off", switch)?,
             violations: get("SIMCUDA_VIOLATIONS"),
-            machine: path("SIMCUDA_MACHINE"),
+            machine,
             events: path("SIMCUDA_EVENTS"),
             fabric: parse(named("SIMCUDA_FABRIC", ""), "CLUSTER:CLIQUE, 32 hexadecimal digits and a number", fabric)?,
             gpus,
@@ -203,13 +204,13 @@ pub fn host(text: &str) -> Result<Option<u64>, String> {
 }
 
 /// As the driver reads it: ordinals or GPU-… names, cut at the first one that does not exist or comes twice.
-fn visible(list: &str, count: usize) -> Vec<usize> {
+fn visible(list: &str, count: usize, machine: Option<&Path>) -> Vec<usize> {
     let mut seen = HashSet::new();
     list.split(',')
         .map_while(|entry| {
             let entry = entry.trim();
             let index = match entry.strip_prefix("GPU-") {
-                Some(_) => (0..count).find(|&index| crate::identity::uuid_text(index).starts_with(entry))?,
+                Some(_) => (0..count).find(|&index| crate::identity::uuid_text(machine, index).starts_with(entry))?,
                 None => entry.parse::<usize>().ok().filter(|&index| index < count)?,
             };
             seen.insert(index).then_some(index)

@@ -78,15 +78,15 @@ exports! {
     nvmlDeviceGetHandleByIndex(index: c_uint, out: Out<nvmlDevice_t>) { out.set(Gpu::by_index(index)?.handle()) }
     nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: Out<nvmlDevice_t>) { out.set(Gpu::by_index(index)?.handle()) }
     nvmlDeviceGetHandleByUUID(text: In<c_char>, out: Out<nvmlDevice_t>) {
-        let wanted = text.text()?;
-        out.set(Gpu::find(|index| uuid_text(index) == wanted)?.handle())
+        let (wanted, machine) = (text.text()?, machine::settings()?.machine.as_deref());
+        out.set(Gpu::find(|index| uuid_text(machine, index) == wanted)?.handle())
     }
     nvmlDeviceGetHandleByPciBusId(text: In<c_char>, out: Out<nvmlDevice_t>) { out.set(Gpu::by_bus_id(&text.text()?)?.handle()) }
     nvmlDeviceGetHandleByPciBusId_v2(text: In<c_char>, out: Out<nvmlDevice_t>) { out.set(Gpu::by_bus_id(&text.text()?)?.handle()) }
     nvmlDeviceGetIndex(device: nvmlDevice_t, out: Out<c_uint>) { out.set(Gpu::of(device)?.index as c_uint) }
     nvmlDeviceGetMinorNumber(device: nvmlDevice_t, out: Out<c_uint>) { out.set(Gpu::of(device)?.index as c_uint) }
     nvmlDeviceGetUUID(device: nvmlDevice_t, out: Out<c_char>, capacity: c_uint) {
-        out.set_text(&uuid_text(Gpu::of(device)?.index), capacity)
+        out.set_text(&uuid_text(machine::settings()?.machine.as_deref(), Gpu::of(device)?.index), capacity)
     }
     nvmlDeviceGetName(device: nvmlDevice_t, out: Out<c_char>, capacity: c_uint) {
         out.set_text(&name(Gpu::of(device)?.capacity()?), capacity)

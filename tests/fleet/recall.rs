@@ -27,6 +27,12 @@ impl Machine {
         run.env("GPUPOOL_PRIORITY", priority.to_string())
     }
 
+    /// One without gpupool on this GPU.
+    fn bare(&self, gpu: u32) -> Run {
+        let run = Run::program("neighbour").arg(gpu.to_string()).sim(self.gpus).nvml();
+        run.env("SIMCUDA_MACHINE", self.folder.path().join("machine")).env("SIMCUDA_CONTEXT_MIB", "4")
+    }
+
     /// A rank of a job, of which what was freed goes home soon.
     fn rank(&self, gpu: u32) -> Run {
         self.neighbour(gpu, 50).env("GPUPOOL_IDLE", "100ms")
@@ -47,7 +53,7 @@ impl Machine {
     }
 
     /// One on GPU 0 that has borrowed so many MiB of GPU 1.
-    fn debtor(&self, mib: u64) -> Running {
+    pub(super) fn debtor(&self, mib: u64) -> Running {
         let program =
             self.holder(self.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB"), mib);
         self.until(&program, "a loan", |page| held(page, 1) >= mib * MIB - 4 * MIB);
@@ -612,9 +618,7 @@ fn who_is_heard_to_free_memory_is_waited_for() {
 fn a_program_without_gpupool_gets_what_others_only_borrow() {
     let machine = Machine::new("2x320MiB");
     let mut debtor = machine.debtor(240);
-    let bare = Run::program("neighbour").arg("1").sim(machine.gpus).nvml();
-    let bare = bare.env("SIMCUDA_MACHINE", machine.folder.path().join("machine")).env("SIMCUDA_CONTEXT_MIB", "4");
-    let mut bare = machine.start(bare);
+    let mut bare = machine.start(machine.bare(1));
     let page = machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
     assert_eq!(page.levels.live_bytes, 240 * MIB);
     takes(&mut bare, 300);
@@ -623,6 +627,50 @@ fn a_program_without_gpupool_gets_what_others_only_borrow() {
     takes(&mut debtor, 40);
     assert_eq!(held(&machine.page(&debtor), 1), 0);
     assert!(gave(&is_whole(debtor)) >= 236 * MIB);
+    let (status, _folder) = bare.end();
+    assert!(status.success(), "{status}");
+}
+
+/// A page is rung for its process alone, so that what was lent a moment ago may not have been looked at yet.
+#[test]
+fn a_program_without_gpupool_that_comes_right_after_the_memory_gets_it_as_well() {
+    let machine = Machine::new("2x320MiB");
+    let low = machine.holder(machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1"), 240);
+    let agent = super::upset::agent(&low);
+    let mut suspends = machine.command(&format!("suspend --to peers {}", low.pid())).spawn().unwrap();
+    // It has said that it is done, and has looked at nothing since.
+    agent.ends_call(libc::SYS_sendmsg, |_| machine.page(&low).levels.suspended > 0);
+    let mut bare = machine.start(machine.bare(1));
+    assert_eq!(bare.ask("check"), "0", "it has begun");
+    drop(agent);
+    assert!(suspends.wait().unwrap().success());
+    machine.until(&low, "an empty GPU 1", |page| held(page, 1) == 0);
+    takes(&mut bare, 280);
+    assert!(machine.told(&format!("resume --json {}", low.pid())).1);
+    is_whole(low);
+    let (status, _folder) = bare.end();
+    assert!(status.success(), "{status}");
+}
+
+/// It had what it needed when somebody borrowed the rest, and needs more.
+#[test]
+fn a_program_without_gpupool_that_was_there_before_the_loan_grows_by_what_is_kept_free() {
+    let machine = Machine::new("2x320MiB");
+    let mut bare = machine.start(machine.bare(1));
+    takes(&mut bare, 20);
+    let ticks = gpupool_metrics::stat(bare.pid()).unwrap().started as f64;
+    eventually("one that has been there for a while", || {
+        let up: f64 = std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next()?.parse().ok()?;
+        (up - ticks / 100.0 > 4.0).then_some(())
+    });
+    let debtor = machine.debtor(260);
+    for round in 1..=5 {
+        takes(&mut bare, 16);
+        // 16 MiB are free again, beside its context and what it has.
+        machine.until(&debtor, "room", |page| held(page, 1) <= (320 - 16 - 4 - 20 - 16 * round) * MIB);
+    }
+    assert_eq!(bare.ask("check"), "0");
+    assert!(gave(&is_whole(debtor)) >= 40 * MIB);
     let (status, _folder) = bare.end();
     assert!(status.success(), "{status}");
 }
@@ -690,6 +738,48 @@ fn processes_that_come_and_go_leave_no_file_behind() {
     assert_eq!(machine.files(), Vec::<String>::new());
 }
 
+/// The thread that asks waits for as long as `GPUPOOL_RECALL_WAIT` allows; the others work.
+#[test]
+fn a_program_works_on_while_one_of_its_threads_waits_for_an_answer() {
+    let machine = Machine::new("2x320MiB");
+    let mut program = machine.start(machine.run().env("GPUPOOL_RECALL_WAIT", "30s"));
+    super::at_work(&mut program, 1);
+    let holder = machine.holder(machine.neighbour(0, 90), 220);
+    let (folder, path) = pretend(&machine, &machine.page(&holder));
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    program.ask("allocate 120");
+    let (socket, _) = question(&folder, &name);
+    for _ in 0..3 {
+        goes_on(&mut program);
+    }
+    assert_eq!(program.ask("allocated"), "no");
+    let none: [OwnedFd; 0] = [];
+    socket.send(&done(0), &none).unwrap();
+    std::fs::remove_file(path).unwrap();
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    super::ends_well(program);
+    is_whole(holder);
+}
+
+/// Neither one that connects and says nothing, nor one that takes no answer.
+#[test]
+fn a_program_works_on_while_it_answers_whoever_is_silent() {
+    let machine = Machine::new("1x1GiB");
+    let mut program = machine.start(machine.run());
+    super::at_work(&mut program, 1);
+    let gpu = machine.page(&program).levels.gpu(0).unwrap().uuid;
+    let silent = super::begin_to_say(&machine.page_file(), &[], None);
+    goes_on(&mut program);
+    drop(silent);
+    let request = Request::GiveWay { gpu, bytes: 20 * MIB, priority: 90, patience: 20_000 }.encode();
+    let deaf = super::begin_to_say(&machine.page_file(), &request, None);
+    goes_on(&mut program);
+    machine.until(&program, "memory on the host", |page| page.levels.residence.on_host >= 20 * MIB);
+    goes_on(&mut program);
+    drop(deaf);
+    super::ends_well(program);
+}
+
 #[test]
 fn who_works_while_others_take_its_loans_goes_on() {
     let machine = Machine::new("2x320MiB");
@@ -708,9 +798,14 @@ fn who_works_while_others_take_its_loans_goes_on() {
 #[test]
 fn ranks_that_no_launcher_tells_of_keep_to_their_own_gpus() {
     let machine = Machine::new("2x320MiB");
-    let rank = |gpu: u32| machine.rank(gpu).env("GPUPOOL_LIMIT", format!("{gpu}:16MiB"));
+    let rank = |gpu: u32| machine.rank(gpu).env("GPUPOOL_LIMIT", format!("{gpu}:16MiB")).env("GPUPOOL_MOVE", "auto");
     let mut ranks = [machine.start(rank(0)), machine.start(rank(1))];
     keep_to_their_own_gpus(&machine, &mut ranks, [0, 1]);
+    // They wait for each other, so the time that moves may take is that of both together.
+    for program in &ranks {
+        let log = std::fs::read_to_string(program.log()).unwrap();
+        assert!(log.contains("moves may take 2.5% of this process's time"), "{log}");
+    }
     let text = String::from_utf8(machine.gpupool("ps").stdout).unwrap();
     assert!(text.contains("gpu0 ") && text.contains("gpu1 ") && !text.contains("GPU-"), "{text}");
     // One that is named GPUs has them.
@@ -768,6 +863,38 @@ fn happens(machine: &Machine, events: &std::path::Path, line: &str, program: &Ru
         page_of(machine.folder.path(), program.pid())
             .filter(|page| !page.levels.places.rows.is_empty() && at(page, 1).drained)
     })
+}
+
+/// Each kind of such an error, and not for who works there either.
+#[test]
+fn nothing_is_copied_from_a_gpu_after_a_grave_error_that_nobody_asks_for() {
+    let machine = Machine::new("2x480MiB");
+    let grave = [48, 64, 74, 79, 94, 95];
+    let debtor = |xid: u32| {
+        let events = machine.folder.path().join(format!("events-{xid}"));
+        std::fs::write(&events, "").unwrap();
+        let run = machine.neighbour(0, 50).env("SIMCUDA_EVENTS", &events).env("GPUPOOL_DEVICES", "0,1");
+        let program = machine.holder(run.env("GPUPOOL_LIMIT", "0:2MiB"), 20);
+        machine.until(&program, "a loan", |page| held(page, 1) >= 18 * MIB);
+        (program, events)
+    };
+    let programs: Vec<_> = grave.into_iter().map(|xid| (xid, debtor(xid))).collect();
+    std::thread::scope(|scope| {
+        for (xid, (program, events)) in &programs {
+            let machine = &machine;
+            scope.spawn(move || happens(machine, events, &format!("1 xid {xid}"), program));
+        }
+    });
+    // One that works there and lacks memory.
+    let mut owner = machine.start(machine.neighbour(1, 90));
+    takes(&mut owner, 420);
+    machine.until(&owner, "memory elsewhere", |page| page.levels.live_bytes == 420 * MIB && held(page, 1) < 420 * MIB);
+    for (xid, (program, _)) in programs {
+        let page = machine.page(&program);
+        assert!(held(&page, 1) >= 18 * MIB && at(&page, 1).drained, "{xid}: {page:?}");
+        assert_eq!(gave(&is_whole(program)), 0, "{xid}");
+    }
+    is_whole(owner);
 }
 
 #[test]

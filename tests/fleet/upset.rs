@@ -52,7 +52,7 @@ fn goes_on(mut low: Running) {
 }
 
 /// The thread of its agent, which stands.
-fn agent(program: &Running) -> Traced {
+pub(super) fn agent(program: &Running) -> Traced {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap().flatten();
     let is_agent = |task: &std::fs::DirEntry| {
         std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "gpupool")

@@ -6,7 +6,8 @@ use gpupool_events::Reader;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{BufReader, Read};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -50,6 +51,7 @@ pub struct Run {
     may_violate: bool,
     machine: bool,
     nvml: bool,
+    user: Option<u32>,
 }
 
 impl Run {
@@ -76,6 +78,7 @@ impl Run {
             may_violate: false,
             machine: false,
             nvml: false,
+            user: None,
         }
     }
 
@@ -125,6 +128,12 @@ impl Run {
     /// Puts the simulated NVML beside the simulated driver. Without it programs find none, as in many containers.
     pub fn nvml(mut self) -> Self {
         self.nvml = true;
+        self
+    }
+
+    /// As another user, to whom the run's folder is given ([`Run::start`] alone); only root can.
+    pub fn user(mut self, user: u32) -> Self {
+        self.user = Some(user);
         self
     }
 
@@ -232,6 +241,13 @@ impl Run {
         let mut command = self.command_in(folder.path(), &folder.path().join(LOG), &folder.path().join("report"));
         if let Some(session) = session {
             command.env("XDG_RUNTIME_DIR", session);
+        }
+        if let Some(user) = self.user {
+            for path in [folder.path(), &folder.path().join(SESSION)] {
+                chown(path, Some(user), Some(user))
+                    .unwrap_or_else(|e| panic!("cannot give {} away: {e}", path.display()));
+            }
+            command.uid(user).gid(user);
         }
         let mut child = command
             .stdin(Stdio::piped())

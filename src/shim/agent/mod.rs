@@ -262,7 +262,6 @@ fn run(signals: &libc::sigset_t) {
         let home = looks(&mut agent.home, Home::look);
         let awake = looks(&mut agent.awake, Awake::look);
         let dormant = looks(&mut agent.dormant, Dormant::look);
-        let strangers = looks(&mut agent.strangers, Strangers::look);
         let health = looks(&mut agent.health, Health::look);
         let pressure = looks(&mut agent.pressure, Pressure::look);
         let given = catch_unwind(recall::give::look).unwrap_or(None);
@@ -270,6 +269,8 @@ fn run(signals: &libc::sigset_t) {
         siblings = siblings && catch_unwind(recall::siblings::look).is_ok();
         // What a request meets that panics, it is told by the end of the connection.
         let control = catch_unwind(AssertUnwindSafe(|| control::look(&mut || agent.look_at_once()))).unwrap_or(None);
+        // A request may have brought memory to a GPU that is only borrowed from.
+        let strangers = looks(&mut agent.strangers, Strangers::look);
         agent.wait(
             rung,
             [limit, home, awake, dormant, strangers, health, pressure, given, control].into_iter().flatten().min(),

@@ -121,11 +121,16 @@ fn is_among_grave(ordinal: u32) -> bool {
 /// Other ranks of this process's job, as far as they were found.
 static SIBLINGS: AtomicU32 = AtomicU32::new(0);
 
-/// So many other ranks of this job were found.
-pub fn note_siblings(count: u32) {
+/// How many other ranks of this job were found.
+pub fn siblings() -> u32 {
+    SIBLINGS.load(Ordering::Relaxed)
+}
+
+/// So many other ranks of this job were found; whether that is news.
+pub fn note_siblings(count: u32) -> bool {
     let before = SIBLINGS.swap(count, Ordering::Relaxed);
     if (before > 0) == (count > 0) {
-        return;
+        return before != count;
     }
     if count > 0 {
         tracing::info!(
@@ -135,13 +140,14 @@ pub fn note_siblings(count: u32) {
         );
     }
     heed();
+    true
 }
 
 /// A plan was made, and nothing was taken of its places yet.
 pub fn begin(plan: &Plan) {
     let uuids: Vec<Uuid> = gpus(plan).map(|(_, uuid)| uuid).collect();
     note_drained(drains::among(&uuids, roots(), None).into_iter().collect());
-    if keeps_to_its_own(true) {
+    if is_one_of_ranks(true) {
         lend_as_said(plan, true);
     }
     close_drained(plan);
@@ -151,7 +157,7 @@ pub fn begin(plan: &Plan) {
 pub fn heed() {
     let Some(plan) = open::plan_made() else { return };
     limit_as_said(plan);
-    lend_as_said(plan, keeps_to_its_own(false));
+    lend_as_said(plan, is_one_of_ranks(false));
     tell_pool();
 }
 
@@ -187,7 +193,7 @@ pub fn waive(places: impl Iterator<Item = Place>) -> Option<Waived> {
 impl Drop for Waived {
     fn drop(&mut self) {
         limit_as_said(self.0);
-        lend_as_said(self.0, keeps_to_its_own(false));
+        lend_as_said(self.0, is_one_of_ranks(false));
         close_drained(self.0);
         tell_pool();
     }
@@ -296,8 +302,13 @@ fn tell_pool() {
     }
 }
 
+/// Whether only its own GPU and the host serve this process, as one of several ranks.
+pub fn keeps_to_its_own() -> bool {
+    is_one_of_ranks(false)
+}
+
 /// Ranks of one job must not eat each other's memory, unless the user says which GPUs may be used. `says`: it is said in the log.
-fn keeps_to_its_own(says: bool) -> bool {
+fn is_one_of_ranks(says: bool) -> bool {
     if live::devices() != Devices::Auto {
         return false;
     }

@@ -4,8 +4,8 @@
 use super::neighbours;
 use crate::backing::{open, terms};
 use crate::watch::context;
-use crate::{live, process};
-use gpupool_config::{Devices, Mode};
+use crate::{live, process, tiers};
+use gpupool_config::{Devices, Mode, Move};
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::Folder;
 use gpupool_metrics::{Snapshot, lineage};
@@ -31,9 +31,22 @@ pub fn look() {
     if !is_free || !matches!(settings.mode, Mode::Pool | Mode::Spill) {
         return;
     }
-    if let Some(count) = siblings() {
-        terms::note_siblings(count);
+    if let Some(count) = siblings()
+        && terms::note_siblings(count)
+        && settings.moving != Move::Off
+    {
+        share_moves(count + 1);
     }
+}
+
+fn share_moves(ranks: u32) {
+    tiers::heed_share();
+    let share = f64::from(tiers::share()) / 10.0;
+    tracing::info!(
+        target: "gpupool::memory", about = "move_share", ranks,
+        "moves may take {share}% of this process's time: GPUPOOL_MOVE_SHARE is for all {ranks} processes of the job on this host together, which wait for \
+         each other"
+    );
 }
 
 fn siblings() -> Option<u32> {

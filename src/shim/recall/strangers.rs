@@ -1,5 +1,6 @@
 //! Programs that do not run under gpupool, or are another user's: they cannot ask. As soon as one has a context on a GPU where this process only borrows,
-//! all that is borrowed there leaves, before that program allocates; and afterwards `GPUPOOL_RESERVE` stays free for it.
+//! all that is borrowed there leaves, before that program allocates; and afterwards `GPUPOOL_RESERVE` stays free for it. For one that was there
+//! before anything was borrowed that stays free from the beginning, as it grows.
 //!
 //! NVML tells which processes there are, in a container by numbers of another namespace. There a program under gpupool looks like any other, and is given
 //! way to once, when it comes.
@@ -7,14 +8,14 @@
 use super::give::{self, Gives};
 use super::neighbours;
 use crate::backing::{open, topology::Gpu};
-use crate::nvml;
-use crate::process;
 use crate::serve::memory::idle;
 use crate::watch::context;
+use crate::{clock, nvml, process};
 use gpupool_config::Mode;
 use gpupool_cuda::Device;
 use gpupool_lending::Terms;
 use gpupool_metrics::folder::Folder;
+use gpupool_metrics::stat;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -23,13 +24,15 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_millis(50);
 /// How often it is looked whether the reserve is free.
 const RESERVE: Duration = Duration::from_millis(500);
+/// Seconds for which a program has run that may have come after what it finds borrowed there: that is not looked at the moment it is lent.
+const YOUNG: f64 = 2.0;
 /// How long what is borrowed has to leave.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What is known of a GPU that is borrowed from.
 struct Borrowed {
     known: BTreeSet<u32>,
-    /// One that was found there did not ask.
+    /// Those of them that cannot ask.
     strange: BTreeSet<u32>,
     looked: Instant,
 }
@@ -72,8 +75,13 @@ impl Strangers {
 
     fn look_at(&mut self, gpu: &Gpu, there: BTreeSet<u32>) {
         let Some(borrowed) = self.borrowed.get_mut(&gpu.ordinal) else {
-            let first = Borrowed { known: there, strange: BTreeSet::new(), looked: Instant::now() };
-            self.borrowed.insert(gpu.ordinal, first);
+            let strange = strangers(&there.iter().copied().collect::<Vec<_>>());
+            let young = strange.iter().copied().find(|pid| is_young(*pid));
+            let strange = strange.into_iter().collect();
+            self.borrowed.insert(gpu.ordinal, Borrowed { known: there, strange, looked: Instant::now() });
+            if young.is_some() {
+                leave(gpu.ordinal, u64::MAX, young);
+            }
             return;
         };
         let new: Vec<u32> = there.difference(&borrowed.known).copied().collect();
@@ -102,6 +110,10 @@ fn borrows(gpu: u32) -> bool {
 fn leave(gpu: u32, bytes: u64, pid: Option<u32>) {
     let gives = Gives { bytes, terms: Terms { lent: true, floor: 0 }, pid };
     give::give(gpu, gives, Instant::now() + PATIENCE, &|| true, &mut |_, _| {});
+}
+
+fn is_young(pid: u32) -> bool {
+    stat(pid).is_some_and(|stat| clock::seconds_since(stat.started) < YOUNG)
 }
 
 /// Those of these that are none of the user's under gpupool, and not the helper that keeps GPUs awake.

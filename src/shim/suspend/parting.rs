@@ -147,6 +147,7 @@ impl<'a> Leaves<'a> {
 
     fn why_nowhere(self) -> Why {
         match self {
+            Self::Suspended { target: Target::Peers, .. } => Why::no_peer(),
             Self::Suspended { .. } => Why::nowhere(),
             Self::Gpu { .. } => Why::new(
                 "nowhere",
@@ -279,6 +280,17 @@ impl Why {
     /// Of what a call was given that was under way when the program was stopped: nobody has copied it.
     fn came() -> Self {
         Self::new(CAME, "the program was given it while the rest left")
+    }
+
+    /// Of what is to go to other GPUs alone.
+    fn no_peer() -> Self {
+        let text = if terms::keeps_to_its_own() {
+            "no other GPU lends to this program, which keeps to its own as one of several ranks on this host; gpupool set PID devices=0,1 has GPU 0 and 1 \
+             lend to it, and --to host has the host take it"
+        } else {
+            "of the GPUs that it does not work on none lends to this program and is in reach; --to host has the host take it"
+        };
+        Self::new("no_peer", text)
     }
 
     pub(super) fn nowhere() -> Self {

@@ -31,6 +31,7 @@ pub mod timing;
 pub mod totals;
 
 use crate::backing::open::{self, Opened};
+use crate::backing::terms;
 use crate::backing::topology::Topology;
 use crate::clock::monotonic_nanoseconds as now;
 use crate::serve::memory::{self, Hearer};
@@ -141,8 +142,9 @@ fn current_home() -> Option<&'static Home> {
 }
 
 /// The part of the time that moves may take, in thousandths. The ranks of a job wait for each other, so the share is the job's.
-fn share() -> u32 {
-    share_of(live::move_share(), process::rank().and_then(|rank| rank.ranks))
+pub fn share() -> u32 {
+    let told = process::rank().and_then(|rank| rank.ranks);
+    share_of(live::move_share(), told.or_else(|| Some(terms::siblings() + 1)))
 }
 
 fn share_of(share: u32, ranks: Option<u32>) -> u32 {
