@@ -153,7 +153,26 @@ impl Operands {
         }
         self.spread[at][at] = SPREAD * SPREAD;
         self.terms[at] = FIRST;
-        self.told = self.weights_now();
+        let now = self.weights_now();
+        self.told = self.with_what_was_told(now);
+    }
+
+    /// What is known now, and of operands of which nothing is, what was told of them before: it was measured, if of more than there is.
+    /// Without it a launch that reads an operand thirty times would be taken to read it once from then on, and nothing would come near for it that could show more.
+    /// Not where times have contradicted it: with that a cache of keys that grows stayed far in the simulation.
+    fn with_what_was_told(&self, now: Option<Weights>) -> Option<Weights> {
+        let Some(told) = self.told else { return now };
+        let mut both = now.unwrap_or(Weights { is_known: [false; MOST], ..told });
+        for at in 0..MOST {
+            if !both.is_known[at] && told.is_known[at] {
+                (both.passes[at], both.is_known[at]) = (told.passes[at], true);
+            }
+        }
+        let known = both.passes.iter().zip(both.is_known).filter(|(_, is_known)| *is_known).map(|(passes, _)| *passes);
+        let (sum, count) = known.fold((0.0, 0.0), |(sum, count), passes| (sum + passes, count + 1.0));
+        both.mean = sum / f32::max(count, 1.0);
+        both.bound = self.bound.map(|bound| bound * (1.0 + TOLD));
+        Some(both)
     }
 
     /// A launch was looked at.
