@@ -340,7 +340,7 @@ impl Tiers {
             self.kinds.unsure(kind, worth.lost_ns, worth.charged_ns);
         }
         if worth.charged_ns > 1.0 {
-            self.have_lost(kind, 1.0, at);
+            self.have_lost(kind, at);
         }
         self.last = (kind, worth);
         if let Some(shape) = self.kinds.get(kind).and_then(|kind| kind.operands) {
@@ -372,14 +372,16 @@ impl Tiers {
 
     /// What is charged for a launch as memory lies now, extent by extent, nanoseconds.
     pub(crate) fn charges_of(&self, id: u32, at: &impl Whereabouts) -> Vec<(u32, f64)> {
-        let Some(known) = self.kinds.get(id) else { return Vec::new() };
         let charge = self.kinds.credit(id, -1.0);
-        let of = |part: &kinds::Use| {
-            let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at)?;
-            let lost_ns = -read.saved_ns;
-            (lost_ns > 0.0).then(|| (part.slot, f64::from(self.charge_of(id, part, charge) * lost_ns)))
-        };
-        known.uses.iter().filter_map(of).collect()
+        let of = |part: &kinds::Use| Some((part.slot, self.charge_for(id, part, charge, at)?));
+        self.kinds.get(id).map_or_else(Vec::new, |known| known.uses.iter().filter_map(of).collect())
+    }
+
+    /// What is charged for one part of it, where it loses anything by that.
+    fn charge_for(&self, id: u32, part: &kinds::Use, charge: f32, at: &impl Whereabouts) -> Option<f64> {
+        let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at)?;
+        let lost_ns = -read.saved_ns;
+        (lost_ns > 0.0).then(|| f64::from(self.charge_of(id, part, charge) * lost_ns))
     }
 
     /// Nanoseconds that are charged for each nanosecond of far pass that this part of a launch has more than at first, where `charge` are if that was measured.
@@ -399,10 +401,30 @@ impl Tiers {
         if is_unknown { self.kinds.bound(id, part.operand) } else { part.weight() }
     }
 
-    /// What was charged for a launch counts as lost by its extents, so many times.
-    fn have_lost(&mut self, id: u32, times: f64, at: &impl Whereabouts) {
-        for (slot, ns) in self.charges_of(id, at) {
-            self.extents.lost(slot, times * ns);
+    /// What is charged for a launch counts as lost by its extents.
+    fn have_lost(&mut self, id: u32, at: &impl Whereabouts) {
+        let charge = self.kinds.credit(id, -1.0);
+        let part = |tiers: &Self, index: usize| tiers.kinds.get(id)?.uses.get(index).copied();
+        let mut index = 0;
+        while let Some(part) = part(self, index) {
+            if let Some(ns) = self.charge_for(id, &part, charge, at) {
+                self.extents.lost(part.slot, ns);
+            }
+            index += 1;
+        }
+        self.account.reserve = self.extents.reserve_ns();
+    }
+
+    /// So much of what was charged for launches of a kind was too much: its extents have lost as much less.
+    fn have_lost_less(&mut self, id: u32, ns: f64) {
+        let slots = || self.kinds.get(id).into_iter().flat_map(|kind| &kind.uses).map(|part| part.slot);
+        let parts: Vec<(u32, f64)> = slots()
+            .filter_map(|slot| Some((slot, self.extents.get(slot)?.back_ns)))
+            .filter(|part| part.1 > 0.0)
+            .collect();
+        let all: f64 = parts.iter().map(|part| part.1).sum();
+        for (slot, back_ns) in parts {
+            self.extents.lost(slot, -ns * back_ns / all);
         }
         self.account.reserve = self.extents.reserve_ns();
     }
@@ -545,6 +567,9 @@ impl Tiers {
         let (is_news, too_much) = self.kinds.timed(kind, pass_ns, &passes, &least, nanoseconds as f32);
         self.measured += u64::from(is_news);
         self.account.saved(f64::from(too_much));
+        if too_much > 0.0 {
+            self.have_lost_less(kind, f64::from(too_much));
+        }
         Some(Timed { function, kind, far_ns: pass_ns, by_operand: passes, gain })
     }
 
