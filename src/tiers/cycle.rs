@@ -9,6 +9,8 @@
 use crate::kinds::NONE;
 use std::collections::VecDeque;
 
+/// Which part of the launches may come otherwise than before, if the order of the cycle is to be relied on.
+pub const SURPRISES: f32 = 0.4;
 /// Launches that are remembered.
 pub const HISTORY: u64 = 1 << 16;
 const CONTEXTS: usize = 1 << 12;

@@ -1,10 +1,11 @@
 //! What to move where the device has nothing to do anyway.
 
+use crate::cycle::SURPRISES;
 use crate::extents::{Extent, FRAME};
 use crate::interface::{Range, Swap, Whereabouts};
 use crate::kinds::UNKNOWN;
 use crate::links::Links;
-use crate::plan::{DENSER, EXPLORE, MARGIN, SURPRISES};
+use crate::plan::{DENSER, EXPLORE, MARGIN};
 use crate::tiers::Tiers;
 use crate::units::{Unit, units};
 

@@ -20,8 +20,6 @@ pub const MARGIN: f64 = 1.1;
 pub const DENSER: f64 = 1.2;
 /// What part of what may be lost is risked to find out how often something is read: one of so many.
 pub const EXPLORE: f64 = 4.0;
-/// Which part of the launches may come otherwise than before, if the order of the cycle is to be relied on.
-pub const SURPRISES: f32 = 0.4;
 /// Questions in vain that one makes up for whose answer was worth it, where no cycle is known.
 const ANSWERED: u32 = 4;
 /// Launches before the next question, while nothing can be paid.

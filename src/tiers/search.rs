@@ -1,10 +1,11 @@
 //! What to move before a launch: for each thing that it reads from afar, what is worth least to the launches after it.
 
+use crate::cycle::SURPRISES;
 use crate::extents::{Extent, FRAME, Least};
 use crate::interface::{Range, Swap, Whereabouts};
 use crate::kinds::UNKNOWN;
 use crate::links::Links;
-use crate::plan::{DENSER, EXPLORE, MARGIN, SURPRISES};
+use crate::plan::{DENSER, EXPLORE, MARGIN};
 use crate::tiers::Tiers;
 use crate::units::{Unit, units};
 use std::cmp::Reverse;

@@ -1,13 +1,12 @@
 //! The one type: told of what happens, asked what to do.
 
 use crate::account::Account;
-use crate::cycle::{Cycle, HISTORY};
+use crate::cycle::{Cycle, HISTORY, SURPRISES};
 use crate::extents::{Extents, Least};
 use crate::interface::{Launch, Ledger, Range, Reader, Settings, Timed, Told, Whereabouts, Why};
 use crate::kinds::{self, COPY, Kinds, Moment, NONE, Worth};
 use crate::links::Links;
 use crate::operands::{self, MOST as MOST_OPERANDS, Passes};
-use crate::plan::SURPRISES;
 use crate::timeline::Timeline;
 use std::fmt::Write;
 
