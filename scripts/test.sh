@@ -36,14 +36,22 @@ if [ -f "$requirements" ] && ! cmp -s "$requirements" .venv/installed.txt; then
 fi
 
 counts=$(mktemp)
+said_by_second=$(mktemp)
 said_by_miri=$(mktemp)
-trap 'rm -f "$counts" "$said_by_miri"' EXIT
+trap 'rm -f "$counts" "$said_by_second" "$said_by_miri"' EXIT
 failures=()
 fail() { failures+=("$1"); }
-# Many tests wait for another process most of the time: one more at once than there
-# are processors has all of them end sooner.
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(getconf _NPROCESSORS_ONLN) + 1))}"
-step cargo test --release --workspace --no-fail-fast 2>&1 | tee "$counts" || fail 'cargo test'
+# Tests that start programs wait for these half of the time, so half of all runs beside the other half, parted by their first letter: all of them end sooner than one
+# after the other. What the second half says is shown when it has ended. All packages are named in either, since others have other features and would be built again.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(getconf _NPROCESSORS_ONLN)}"
+tests() { cargo test --release --workspace --no-fail-fast "$@" 2>&1; }
+printf '\n== cargo test --release --workspace --lib --bins --test [!a-m]* (beside the next)\n'
+tests --lib --bins --test '[!a-m]*' >"$said_by_second" &
+second=$!
+step tests --test '[a-m]*' | tee "$counts" || fail 'cargo test, the first half'
+wait "$second" || fail 'cargo test, the second half'
+tee -a "$counts" <"$said_by_second"
+step tests --doc | tee -a "$counts" || fail 'cargo test, the examples in the documentation'
 # Two builds of their own, which work on one processor each for most of the time, and so side by side.
 #
 # The pool's locks and clocks and the page's under every interleaving, five models under those with few interruptions: loom

@@ -218,7 +218,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
         let [comes, room, leave] = [comes, room, leave].map(format_size);
         return Err(WhyNot::Pool(format!("there is no room for {comes}: {room} are free, and {leave} would leave")));
     }
-    join(home, &mut near);
+    join(&mut near, |address| home.opened.pool.block_at(address).map(|block| block.address));
     let mut outcome = Outcome::default();
     let all: Vec<Wish> = far.iter().chain(&near).copied().collect();
     match rearrange(home, &all, why, &mut outcome) {
@@ -363,11 +363,11 @@ fn fit(wishes: &mut Vec<Wish>, mut room: u64) {
 
 /// Makes one wish of those that follow each other in one block: what comes may have other borders near than it had far, where it lies as what had left was cut. With
 /// chunks of the sizes that leave, both go in one step; else what leaves has to go first, and new memory be made in its place.
-fn join(home: &Home, wishes: &mut Vec<Wish>) {
+fn join(wishes: &mut Vec<Wish>, block: impl Fn(u64) -> Option<u64>) {
     wishes.sort_unstable_by_key(|wish| wish.address);
-    let block = |wish: &Wish| home.opened.pool.block_at(wish.address).map(|block| block.address);
     wishes.dedup_by(|next, last| {
-        let joined = last.address + last.bytes == next.address && last.to == next.to && block(last) == block(next);
+        let follows = last.address + last.bytes == next.address && last.to == next.to;
+        let joined = follows && block(last.address) == block(next.address);
         last.bytes += if joined { next.bytes } else { 0 };
         joined
     });
@@ -541,6 +541,16 @@ pub(super) fn report_stopped(home: &Home, why: &tiers::Why) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_comes_to_one_block_beside_each_other_is_one_wish() {
+        const MIB: u64 = 1 << 20;
+        let wish = |at: u64, mib: u64| Wish { address: at * MIB, bytes: mib * MIB, to: Place::Gpu(0) };
+        // Blocks of 86 MiB; the first one comes in three pieces, the last two of which are named first.
+        let mut wishes = vec![wish(64, 16), wish(80, 6), wish(0, 64), wish(86, 64), wish(160, 12)];
+        join(&mut wishes, |address| Some(address / (86 * MIB)));
+        assert_eq!(wishes, [wish(0, 86), wish(86, 64), wish(160, 12)]);
+    }
 
     #[test]
     fn what_comes_fits_into_the_room_there_is() {
