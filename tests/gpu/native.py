@@ -51,6 +51,8 @@ def programs(lab):
     """Every C client bare and under the shim; then those that need two GPUs or a crowded pool."""
     crowded = lab.machine.gpus[1:]
     beside, alone = _runs("beside") + _runs("plain"), _runs("alone")
+    if crowded:
+        alone += _runs("two")
     _compile_all(lab, [name for _, name, _ in beside + alone] + ["peers", "churn"])
     wrong = []
 
