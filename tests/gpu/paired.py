@@ -49,10 +49,28 @@ class Pairs:
         ]
 
     def judged(self, before="", at_most=None, at_least=None):
-        """The result of a check: its detail, and a line for each pair. Below the goal where a ratio misses it."""
-        goal = f"at most {at_most}" if at_most is not None else f"at least {at_least}"
-        detail = f"{before}{'; '.join(self.told(what) for what in self._pairs)} (goal {goal})"
-        ratios = [self.ratio(what) for what in self._pairs]
-        if (at_most is not None and max(ratios) > at_most) or (at_least is not None and min(ratios) < at_least):
+        """The result of a check: its detail, and a line for each pair. Below the goal where a ratio misses it. A goal may also be a
+        function from what was measured to a number."""
+        goal = at_most if at_most is not None else at_least
+        goals = {what: goal(what) if callable(goal) else goal for what in self._pairs}
+        missed = [
+            what
+            for what, ours in ((what, self.ratio(what)) for what in self._pairs)
+            if (ours > goals[what] if at_most is not None else ours < goals[what])
+        ]
+        word = "at most" if at_most is not None else "at least"
+        alike = len(set(goals.values())) == 1
+        told = [self.told(what) + ("" if alike else f" ({word} {goals[what]})") for what in self._pairs]
+        detail = f"{before}{'; '.join(told)}" + (f" (goal {word} {next(iter(goals.values()))})" if alike else "")
+        if missed:
             raise BelowGoal(detail, self.lines())
         return detail, self.lines()
+
+    def measured(self):
+        """What was measured."""
+        return list(self._pairs)
+
+    def spread(self, what):
+        """By how much the other side's own numbers differ: the largest to the least, less 1. A ratio that is nearer to 1 says nothing."""
+        theirs = [side for _, side in self._pairs[what]]
+        return max(theirs) / min(theirs) - 1
