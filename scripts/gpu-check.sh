@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks a built gpupool on this machine's real GPUs and writes a table:
 #   scripts/gpu-check.sh [--only NAMES] [--output FOLDER]
-# NAMES are checks or sets of them: pool, pinned, allocators, probes, moving, suspend, fleet, launchers, look, diagnosis, costs. All of them take about 12 minutes on two
+# NAMES are checks or sets of them: pool, pinned, allocators, probes, moving, suspend, fleet, launchers, checkpoint, look, diagnosis, costs. All of them take about 12 minutes on two
 # GPUs; what 560 seconds (--seconds N) do not suffice for is not run.
 # Needs the two files of the build, python3, cc and a driver. What a check needs beyond that (nvcc, CuPy, PyTorch, JAX,
 # Numba, RMM, Ray, Dask-CUDA, a second GPU) and does not find is told as "not run". Packages that are not installed may lie in folders of

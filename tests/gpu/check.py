@@ -143,6 +143,7 @@ SETS = {
     },
     "checkpoint": {
         "checkpoint-training": checkpointing.training,
+        "checkpoint-large": checkpointing.large,
     },
     "look": {
         "look-program": look.program,

@@ -4,13 +4,14 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import statistics
 import time
 
 from client import client, needs_modules
 from machine import GIB, MIB
-from running import Failed
+from running import BelowGoal, Failed, NotRun, same
 from suspending import _filled
 
 # Seconds for an image, and images while it trains.
@@ -110,3 +111,88 @@ def _told(images, last, steps, sums, again):
         f"{first['bytes'] / GIB:.1f} GiB with a stop of {stop:.3f} s, steps {slowed / usual:.2f} times as long meanwhile; all bytes came back by name",
         lines,
     )
+
+
+# Of a large image: GiB of memory, what the disk has to have beyond them, the size of a matrix, and the goals for the stop and for a step meanwhile.
+LARGE, SPARE, MATRIX = 30, 10, GIB // 2
+GOAL_RATE, GOAL_STEP = 100, 1.1
+
+
+def _large_size(lab):
+    """Matrices that go on the first GPU twice and on the disk once, and a word about it where they are fewer than usual."""
+    disk, memory = shutil.disk_usage(lab.folder.name).free, lab.machine.gpus[0].total
+    room = min(disk - SPARE * GIB, memory // 2 - 4 * GIB)
+    if room < 4 * MATRIX:
+        raise NotRun(f"{disk / GIB:.0f} GiB are free in {lab.folder.name} and the first GPU has {memory / GIB:.0f}")
+    count = min(LARGE * GIB, room) // MATRIX
+    few = "" if count * MATRIX == LARGE * GIB else f"only {count * MATRIX / GIB:.0f} GiB of memory: {disk / GIB:.0f} GiB are free on the disk, the GPU has {memory / GIB:.0f}"
+    return count, few
+
+
+def _until_steps(child, words, more):
+    """So many steps more than there are now."""
+    made = len(_steps(words)) if words.exists() else 0
+    until = time.monotonic() + TO_WRITE
+    while not words.exists() or len(_steps(words)) < made + more:
+        if time.monotonic() > until or child.process.poll() is not None:
+            raise Failed(f"{child.title}: it made no {more} steps more")
+        time.sleep(0.05)
+
+
+def large(lab):
+    """About 30 GiB, all of which each step changes: one image while it goes on."""
+    needs_modules("torch")
+    count, few = _large_size(lab)
+    memory = count * MATRIX
+    folder, words = pathlib.Path(lab.folder.name) / "large-images", pathlib.Path(lab.folder.name) / "large-steps"
+    child = lab.start(client("torch_image.py", count, words), None, {})
+    pids = []
+    try:
+        pids = _filled(lab, child, memory, 1)
+        _until_steps(child, words, 20)
+        image, begun, ended = _image(lab, str(pids[0]), folder)
+        _until_steps(child, words, 20)
+        words.with_name(words.name + ".stop").touch()
+        program = child.finish(60).succeeded()
+        said = lab.bare([lab.gpupool, "store", "verify", "--generation", str(image["generation"]), folder], TO_WRITE).succeeded()
+    except Failed:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if image["bytes"] < memory:
+        raise Failed(f"the image has {image['bytes']} bytes, the program {memory}", [str(image), *said.stdout.splitlines()])
+    steps = _steps(words)
+    # Its file of steps must not be the one of the other, and the one that tells it to end is there from the start.
+    bare_words = words.with_name("large-steps-bare")
+    bare_words.with_name(bare_words.name + ".stop").touch()
+    same(lab.bare(client("torch_image.py", count, bare_words), TO_WRITE).succeeded(), program)
+    return _told_large(image, steps, begun, ended, few)
+
+
+def _told_large(image, steps, begun, ended, few):
+    # Some of the first are slower, as everything is new.
+    before = [seconds for end, seconds in steps[5:] if end < begun]
+    during = [seconds for end, seconds in steps if end - seconds >= begun and end <= ended]
+    after = [seconds for end, seconds in steps if end - seconds > ended]
+    across = [seconds for end, seconds in steps if end >= begun and end - seconds <= ended]
+    if not before or not during or not after:
+        raise Failed(f"{len(before)} steps before the image, {len(during)} meanwhile, {len(after)} after it: nothing to compare", [str(image)])
+    usual, slowed, later = (statistics.median(some) for some in (before, during, after))
+    stop, seconds = image["stopped_microseconds"] / 1e6, image["microseconds"] / 1e6
+    rate = image["bytes"] / GIB / stop
+    lines = [few] if few else []
+    lines += [
+        f"stopped {stop:.3f} s of {seconds:.2f} s for {image['bytes'] / GIB:.1f} GiB ({rate:.0f} GiB/s), {image['in_stop_bytes'] / MIB:.0f} MiB of it written within the stop",
+        f"written: {image['new_bytes'] / GIB:.2f} GiB on the disk in {seconds - stop:.2f} s ({image['new_bytes'] / (seconds - stop) / 1e9:.2f} GB/s of the disk, "
+        f"{image['bytes'] / (seconds - stop) / 1e9:.2f} GB/s of memory); every byte verified",
+        f"a step: {usual * 1e3:.1f} ms before ({len(before)}), {slowed * 1e3:.1f} ms meanwhile ({len(during)}), {later * 1e3:.1f} ms after ({len(after)}); "
+        f"the slowest from the question to the answer {max(across) * 1e3:.0f} ms",
+    ]
+    told = f"{image['bytes'] / GIB:.1f} GiB with a stop of {stop:.3f} s ({rate:.0f} GiB/s), steps {slowed / usual:.2f} times as long meanwhile; output as bare"
+    missed = [name for name, is_missed in (("the stop", rate < GOAL_RATE), ("the steps", slowed > GOAL_STEP * usual)) if is_missed]
+    if missed:
+        raise BelowGoal(f"{told}; the goal ({GOAL_RATE} GiB/s, {GOAL_STEP} times) is missed by {' and '.join(missed)}", lines)
+    return told, lines
