@@ -90,7 +90,7 @@ fn memory_leaves_the_gpus_of_a_program_at_work_and_comes_back_and_nothing_is_los
 
 /// How often: `GPUPOOL_SUSPENSIONS` says otherwise, as 200 before a release.
 fn times() -> u32 {
-    std::env::var("GPUPOOL_SUSPENSIONS").map_or(10, |times| times.parse().unwrap())
+    std::env::var("GPUPOOL_SUSPENSIONS").ok().and_then(|times| times.parse().ok()).unwrap_or(8)
 }
 
 #[test]
