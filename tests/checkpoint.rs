@@ -1152,6 +1152,23 @@ fn a_block_on_memory_that_was_freed_has_its_place_in_the_order() {
     }
 }
 
+/// As many blocks of the same sizes, and all the same not what was stored.
+#[test]
+fn a_block_that_another_line_asked_for_is_none_of_the_image() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 2048 0 7");
+    image(&program, &folder, "");
+    drop(program);
+    let run = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", &folder).env("GPUPOOL_RESTORE_BY_ORDER", "on");
+    let mut program = run.start(None);
+    let addresses = blocks_of(&mut program, &[2048], 1);
+    assert_eq!(program.ask("restore"), "-8 0");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("the order differs at block 1 of 2: the place that asked for it is "), "{log}");
+    assert_eq!(program.ask(&format!("look {} 2048", addresses[0])), "1 0");
+}
+
 #[test]
 fn names_of_an_image_are_missed_by_nobody_where_all_of_it_came_back_by_order() {
     let (_around, folder) = store();

@@ -88,6 +88,54 @@ fn memory_leaves_the_gpus_of_a_program_at_work_and_comes_back_and_nothing_is_los
     ends_well(program);
 }
 
+/// How often: `GPUPOOL_SUSPENSIONS` says otherwise, as 200 before a release.
+fn times() -> u32 {
+    std::env::var("GPUPOOL_SUSPENSIONS").ok().and_then(|times| times.parse().ok()).unwrap_or(8)
+}
+
+#[test]
+fn eight_threads_that_submit_all_the_time_are_suspended_again_and_again_and_nothing_is_lost() {
+    let mut program = suspended("2x1GiB").start(None);
+    at_work(&mut program, 8);
+    for time in 0..times() {
+        let to = ["suspend --to host", "suspend"][time as usize % 2];
+        let left = told(&program, to);
+        // One that asked for memory when it was stopped may have freed a block just before.
+        assert!(left["bytes"].as_u64() >= Some(7 * 40 * MIB) && left["stayed_bytes"] == 0, "{to}, {time}: {left}");
+        let back = told(&program, "resume");
+        assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &Value::from(0)), "{to}, {time}");
+        assert_eq!(program.ask("wrong"), "0", "{to}, {time}");
+        goes_on(&mut program);
+    }
+    ends_well(program);
+}
+
+/// Nobody but the commands has a word with it in between.
+#[test]
+fn a_program_that_never_calls_cuda_again_leaves_comes_back_and_has_an_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 64");
+    for time in 0..3 {
+        for to in ["host".to_owned(), folder.path().join("suspended").display().to_string()] {
+            let left = told(&program, &format!("suspend --to {to}"));
+            assert!(left["bytes"].as_u64() >= Some(64 * MIB) && left["stayed_bytes"] == 0, "{left}");
+            eventually("an empty GPU", || page(&program).filter(|page| at(page, false) == 0));
+            let back = told(&program, "resume");
+            assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &Value::from(0)));
+        }
+        let images = folder.path().join("images");
+        let image = gpupool(&program, &format!("checkpoint {} {}", program.pid(), images.display()));
+        assert!(image.status.success(), "{}", String::from_utf8_lossy(&image.stderr));
+        let verified = gpupool(&program, &format!("store verify {}", images.display()));
+        let said = String::from_utf8_lossy(&verified.stdout).into_owned();
+        assert!(verified.status.success() && said.contains(&format!("generation {}", time + 1)), "{said}");
+    }
+    program.ask("check");
+    eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+    ends_well(program);
+}
+
 /// The command's complaint about this program, which is why it failed.
 #[track_caller]
 fn refused(program: &Running, arguments: &str) -> String {
@@ -374,6 +422,50 @@ fn a_user_whom_the_program_does_not_hear_is_told_so_in_one_line() {
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert!(!ended.status.success() && said.lines().count() == 1, "{said}");
         assert!(said.contains("user 65534") && said.contains("as root"), "{said}");
+    }
+}
+
+/// For root alone, who can be anybody. The folder of pages is open to all, as nobody but its owner can have made it.
+#[test]
+fn another_user_is_heard_by_no_program_and_root_is() {
+    // SAFETY: the call has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let session = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(session.path(), Some(1001), Some(1001)).unwrap();
+    let mut run = Run::command("setpriv").sim("1x1GiB").env("TMPDIR", session.path());
+    for word in ["--reuid", "1001", "--clear-groups"]
+        .map(std::ffi::OsString::from)
+        .into_iter()
+        .chain([harness::program("suspended").into()])
+    {
+        run = run.arg(word);
+    }
+    let mut program = run.shim().start(Some(session.path()));
+    program.ask("keep 64");
+    let pages = session.path().join("gpupool");
+    let mode = |mode: u32| {
+        for path in [session.path(), &pages] {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        }
+    };
+    let asked = |uid: &str, arguments: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", uid, "--clear-groups"]).arg(artifact_folder().join("gpupool")).args(arguments);
+        command.arg(program.pid().to_string()).env("XDG_RUNTIME_DIR", session.path()).env_remove("LD_PRELOAD");
+        command.output().unwrap()
+    };
+    mode(0o777);
+    for word in ["suspend", "resume"] {
+        let ended = asked("1002", &[word]);
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!ended.status.success() && said.lines().count() == 1 && said.contains("known to this user"), "{said}");
+    }
+    mode(0o700);
+    for arguments in [&["suspend", "--to", "host"][..], &["resume"]] {
+        let ended = asked("0", arguments);
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     }
 }
 

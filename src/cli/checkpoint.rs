@@ -294,11 +294,23 @@ fn leave_whole(row: &Listed, folder: &Path, generation: u64) -> Rest {
             });
             let error = match is_back {
                 Ok(()) => format!("it is resumed, since {why}"),
+                // Whoever has done so does not wait for this command.
+                Err(_) if !is_suspended(pid) => format!("it goes on, since it was resumed meanwhile: {why}"),
                 Err(other) => format!("it stays suspended, since {other}; it was to be resumed, since {why}"),
             };
             Rest { error: Some(error), ..Rest::default() }
         }
     }
+}
+
+/// What its page says. One that cannot be read says nothing, and then its own answer counts.
+fn is_suspended(pid: u32) -> bool {
+    let look = Pages::new().look();
+    let row = look
+        .rows
+        .iter()
+        .find(|row| row.told.process.identity.pid == pid && !row.told.process.identity.life().is_over());
+    row.is_none_or(|row| row.told.levels.suspended > 0)
 }
 
 /// An image of one process; whether there is one. Where it ended in the middle of one, the one before is the last, and whole.

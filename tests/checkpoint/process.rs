@@ -161,6 +161,25 @@ fn with_process_a_criu_that_fails_leaves_the_image_and_the_program_goes_on() {
 }
 
 #[test]
+fn with_process_where_somebody_resumes_it_meanwhile_it_is_not_said_to_be_suspended() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").machine().start(None);
+    at_work(&mut program, 1);
+    let resume =
+        format!("{} resume {} > /dev/null 2>&1; exit 1", artifact_folder().join("gpupool").display(), program.pid());
+    let criu = path(Some(&resume));
+    let asked = format!("checkpoint --process {} {} --wait 60s", program.pid(), folder.display());
+    let ended = gpupool(&program, criu.path(), &asked, &[]);
+    let said = lines(&ended.stderr);
+    assert!(ended.status.code() == Some(1) && said.len() == 1, "{ended:?}");
+    let expected = "generation 1 is whole, and it goes on, since it was resumed meanwhile: criu dump ended with";
+    assert!(said[0].contains(expected), "{said:?}");
+    verifies(&folder);
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
 fn with_process_where_the_driver_refuses_or_something_cannot_leave_the_image_stays_and_the_program_goes_on() {
     let none = path(None);
     let driver = |flag: &str| {
