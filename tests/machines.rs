@@ -264,6 +264,28 @@ fn a_control_groups_limit_on_a_gpu_holds_and_is_told() {
     assert!(doctor.stdout.contains("/sys/fs/cgroup/job/dmem.max"), "{}", doctor.stdout);
 }
 
+#[test]
+fn what_nvml_limits_a_control_group_to_holds_and_is_told() {
+    let host = MadeHost::new(&[
+        ("proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+        ("proc/self/cgroup", "0::/job/step\n"),
+        ("sys/fs/cgroup/job/step/cgroup.procs", "1\n"),
+    ]);
+    // The group around it is limited as well, to more.
+    let limits = "0=/sys/fs/cgroup/job/step:33554432:104857600,0=/sys/fs/cgroup/job:0:209715200";
+    let limited = |run: Run| host.see(run.sim("2x256MiB")).nvml().env("SIMCUDA_MEMORY_LIMITS", limits);
+    let run = limited(Run::program("steps").arg("a:80").arg("a:80")).shim().log().go();
+    run.succeeds();
+    let peaks = run.picked(|event| if let Event::ProcessExit(exit) = event { Some(exit.peak.clone()) } else { None });
+    let held = |name: &str| peaks.iter().flatten().find(|peak| peak.place == name).map_or(0, |peak| peak.peak_used);
+    assert!(held("gpu0") > 0 && held("gpu0") <= 100 * MIB && held("gpu1") >= 60 * MIB, "{peaks:?}");
+    let told = "NVML's limit of /sys/fs/cgroup/job/step lets this process use 100.0 MiB of GPU 0";
+    assert_eq!(run.records.iter().filter(|record| record.message.contains(told)).count(), 1, "{:#?}", run.records);
+    let doctor = limited(Run::command(library("gpupool")).args("doctor --json")).go();
+    let told = "NVML's limit of /sys/fs/cgroup/job/step, which promises 32.0 MiB,";
+    assert!(doctor.stdout.contains(told), "{}", doctor.stdout);
+}
+
 /// Half of 6 GiB for each of eight ranks would be four times what there is.
 #[test]
 fn ranks_of_one_host_divide_its_memory() {

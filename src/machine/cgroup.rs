@@ -191,12 +191,16 @@ impl DeviceGroup {
 
 /// The limits on memory of devices that hold for this process, the innermost group's first. What is not limited is left out.
 pub fn device_limits(root: &Path, mounts: &[Mount]) -> Vec<DeviceGroup> {
+    let files = own_folders(root, mounts).into_iter().map(|folder| folder.join("dmem.max"));
+    files.flat_map(|file| limits_in(&fs::read_to_string(inside(root, &file)).unwrap_or_default(), &file)).collect()
+}
+
+/// The folders of this process's group of version 2 and of those around it, the innermost first.
+pub fn own_folders(root: &Path, mounts: &[Mount]) -> Vec<PathBuf> {
     let text = fs::read(root.join("proc/self/cgroup")).ok();
     let text = text.as_deref().unwrap_or(b"0::/\n");
     let own = text.split(|byte| *byte == b'\n').filter_map(own_group).filter(|(version, _)| *version == Version::Two);
-    let folders = own.flat_map(|(version, path)| folders_of(root, mounts, version, &path));
-    let files = folders.map(|folder| folder.join("dmem.max"));
-    files.flat_map(|file| limits_in(&fs::read_to_string(inside(root, &file)).unwrap_or_default(), &file)).collect()
+    own.flat_map(|(version, path)| folders_of(root, mounts, version, &path)).collect()
 }
 
 /// `drm/0000:03:00.0/vram0 1073741824`, or `max` in place of the number.

@@ -37,6 +37,11 @@ impl Host {
         cgroup::device_limits(&self.root, &self.mounts)
     }
 
+    /// The folders of this process's control group of version 2 and of those around it, the innermost first.
+    pub fn groups(&self) -> Vec<PathBuf> {
+        cgroup::own_folders(&self.root, &self.mounts)
+    }
+
     /// What it has now. A process may be moved to another group, and limits change, so all of that is read anew.
     pub fn memory(&self) -> Memory {
         let meminfo = fs::read_to_string(self.root.join("proc/meminfo")).unwrap_or_default();

@@ -13,5 +13,5 @@ mod uuid;
 
 pub use cgroup::{DeviceGroup, Group};
 pub use host::{Host, KEPT_BACK, Memory};
-pub use nvml::{Fabric, GpuMemory, Nvml, RemappedRows, Xids};
+pub use nvml::{Fabric, GpuMemory, MemoryLimits, Nvml, RemappedRows, Xids};
 pub use uuid::{Uuid, dashed, from_text};

@@ -16,6 +16,7 @@ use nvml_wrapper_sys::bindings::{
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_char, c_uint, c_ulonglong};
+use std::path::Path;
 
 /// The most NVLinks that any GPU has had, with room to spare.
 const NVLINKS: u32 = 36;
@@ -49,6 +50,8 @@ struct Functions {
         Option<unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> nvmlReturn_t>,
     /// From driver 525 on.
     fabric: Option<unsafe extern "C" fn(nvmlDevice_t, *mut nvmlGpuFabricInfo_t) -> nvmlReturn_t>,
+    /// From driver 615 on.
+    limits: Option<unsafe extern "C" fn(nvmlDevice_t, *mut RawLimits) -> nvmlReturn_t>,
     make_events: Option<unsafe extern "C" fn(*mut nvmlEventSet_t) -> nvmlReturn_t>,
     register: Option<unsafe extern "C" fn(nvmlDevice_t, c_ulonglong, nvmlEventSet_t) -> nvmlReturn_t>,
     event: Option<unsafe extern "C" fn(nvmlEventSet_t, *mut nvmlEventData_t, c_uint) -> nvmlReturn_t>,
@@ -73,6 +76,7 @@ impl Functions {
                 link_end: function(&library, c"nvmlDeviceGetNvLinkRemotePciInfo_v2"),
                 rows: function(&library, c"nvmlDeviceGetRemappedRows"),
                 fabric: function(&library, c"nvmlDeviceGetGpuFabricInfo"),
+                limits: function(&library, c"nvmlDeviceGetMemoryLimits_v1"),
                 make_events: function(&library, c"nvmlEventSetCreate"),
                 register: function(&library, c"nvmlDeviceRegisterEvents"),
                 event: function(&library, c"nvmlEventSetWait_v2"),
@@ -111,6 +115,24 @@ unsafe fn function<T: Copy>(library: &Library, name: &CStr) -> Option<T> {
 /// NVML, loaded and initialised.
 #[derive(Clone, Copy)]
 pub struct Nvml(&'static Functions);
+
+/// `nvmlGetMemoryLimits_v1_t` of CUDA 13.4's header, which the bindings do not have.
+#[repr(C)]
+struct RawLimits {
+    group: *const c_char,
+    soft: c_ulonglong,
+    hard: c_ulonglong,
+    used: c_ulonglong,
+}
+
+/// What a control group may have of a GPU's memory (`nvmlDeviceSetMemoryLimits_v1`), bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// What it is promised; 0 where it is promised nothing.
+    pub soft: u64,
+    /// The most that it may have.
+    pub hard: u64,
+}
 
 /// Rows of a GPU's memory that were replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,6 +282,19 @@ impl Nvml {
         // SAFETY: the handle came from NVML, which stays loaded, and the outputs are locals.
         let result = unsafe { self.0.rows?(device.0, rows.0, rows.1, more.0, more.1) };
         (result == nvmlReturn_enum_NVML_SUCCESS).then_some(RemappedRows { uncorrectable, is_pending: pending != 0 })
+    }
+
+    /// What the control group with this folder may have of a GPU's memory; `None` where nobody has limited that, or NVML does not tell: before driver 615, of parts
+    /// of a GPU (MIG), and of folders that it cannot open.
+    pub fn memory_limits(self, uuid: &Uuid, folder: &Path) -> Option<MemoryLimits> {
+        let ask = self.0.limits?;
+        let device = self.device(uuid)?;
+        let group = CString::new(folder.as_os_str().as_encoded_bytes()).ok()?;
+        let mut told = RawLimits { group: group.as_ptr(), soft: 0, hard: c_ulonglong::MAX, used: 0 };
+        // SAFETY: the handle came from NVML, which stays loaded; the structure is a local, and the text that it names outlives the call.
+        let result = unsafe { ask(device.0, &raw mut told) };
+        let limits = MemoryLimits { soft: told.soft, hard: told.hard };
+        (result == nvmlReturn_enum_NVML_SUCCESS && (limits.soft > 0 || limits.hard < u64::MAX)).then_some(limits)
     }
 
     /// Watches these GPUs for Xids, for as long as the process lives.

@@ -6,7 +6,8 @@
 
 use gpupool_interpose::cancel;
 pub use gpupool_machine::Uuid;
-use gpupool_machine::{RemappedRows, Xids};
+use gpupool_machine::{MemoryLimits, RemappedRows, Xids};
+use std::path::Path;
 
 /// NVML, each question to it sheltered.
 pub struct Nvml(gpupool_machine::Nvml);
@@ -34,6 +35,12 @@ impl Nvml {
     pub fn is_confidential(&self) -> Option<bool> {
         let _sheltered = cancel::shelter();
         self.0.is_confidential()
+    }
+
+    /// What the control group with this folder may have of a GPU's memory, where somebody has limited that.
+    pub fn memory_limits(&self, uuid: &Uuid, folder: &Path) -> Option<MemoryLimits> {
+        let _sheltered = cancel::shelter();
+        self.0.memory_limits(uuid, folder)
     }
 
     /// Rows of a GPU's memory that were replaced.

@@ -45,6 +45,19 @@ pub struct Settings {
     pub events: Option<PathBuf>,
     /// The number of the NVLink domain that the GPUs are in, and their clique, for NVML to tell (`SIMCUDA_FABRIC`).
     pub fabric: Option<([u8; 16], u32)>,
+    /// What a control group may have of a GPU, for NVML to tell (`SIMCUDA_MEMORY_LIMITS`).
+    pub memory_limits: Vec<MemoryLimit>,
+}
+
+/// What NVML says that a control group may have of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    pub gpu: usize,
+    /// The folder of the group, as whoever asks names it.
+    pub group: String,
+    /// Bytes.
+    pub soft: u64,
+    pub hard: u64,
 }
 
 const LEAST_GPU: u64 = 64 << 20;
@@ -105,6 +118,11 @@ impl Settings {
             machine,
             events: path("SIMCUDA_EVENTS"),
             fabric: parse(named("SIMCUDA_FABRIC", ""), "CLUSTER:CLIQUE, 32 hexadecimal digits and a number", fabric)?,
+            memory_limits: parse(
+                named("SIMCUDA_MEMORY_LIMITS", ""),
+                "GPU=FOLDER:SOFT:HARD, sizes in bytes, several with commas",
+                memory_limits,
+            )?,
             gpus,
         })
     }
@@ -133,6 +151,22 @@ fn fabric(text: &str) -> Option<Option<([u8; 16], u32)>> {
     let (cluster, clique) = text.split_once(':')?;
     let number = u128::from_str_radix(cluster, 16).ok().filter(|_| cluster.len() == 32)?;
     Some(Some((number.to_be_bytes(), clique.parse().ok()?)))
+}
+
+/// `0=/sys/fs/cgroup/job:1048576:104857600`, several with commas.
+fn memory_limits(text: &str) -> Option<Vec<MemoryLimit>> {
+    let one = |text: &str| {
+        let (gpu, rest) = text.split_once('=')?;
+        let (rest, hard) = rest.rsplit_once(':')?;
+        let (group, soft) = rest.rsplit_once(':')?;
+        Some(MemoryLimit {
+            gpu: gpu.parse().ok()?,
+            group: group.to_owned(),
+            soft: soft.parse().ok()?,
+            hard: hard.parse().ok()?,
+        })
+    };
+    text.split(',').filter(|part| !part.is_empty()).map(one).collect()
 }
 
 fn parse<T>(

@@ -4,7 +4,7 @@ use crate::ffi::{Answer, Out};
 use crate::machine::Gpu;
 use nvml_wrapper_sys::bindings::*;
 use simmachine::{bus, bus_id};
-use std::ffi::{c_char, c_uint};
+use std::ffi::{CStr, c_char, c_uint};
 
 /// MHz with a context on the GPU, and some seconds after the last one ended: measured. Here it falls asleep at once.
 const SM_AWAKE: c_uint = 1980;
@@ -17,6 +17,29 @@ const POWER_AWAKE: c_uint = POWER_ASLEEP + 52_000;
 pub const POWER_LIMIT: c_uint = 700_000;
 /// The instance number of a GPU that is not divided (MIG).
 const NO_INSTANCE: c_uint = c_uint::MAX;
+
+/// `nvmlGetMemoryLimits_v1_t`, which the bindings do not have.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MemoryLimits {
+    group: *const c_char,
+    soft: u64,
+    hard: u64,
+    used: u64,
+}
+
+/// What the group that `asked` names may have of a GPU. Where nobody has limited it: 0 and the most that there can be, as documented; not measured.
+pub fn memory_limits(gpu: usize, asked: MemoryLimits) -> Answer<MemoryLimits> {
+    if asked.group.is_null() {
+        return Err(nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, so by the interface's contract it points to a C string.
+    let group = unsafe { CStr::from_ptr(asked.group) }.to_string_lossy();
+    let limits = &crate::machine::settings()?.memory_limits;
+    let known = limits.iter().find(|limit| limit.gpu == gpu && limit.group == group);
+    let (soft, hard) = known.map_or((0, u64::MAX), |limit| (limit.soft, limit.hard));
+    Ok(MemoryLimits { soft, hard, used: 0, ..asked })
+}
 
 pub fn clock(awake: bool, kind: c_uint) -> Answer<c_uint> {
     Ok(match kind {

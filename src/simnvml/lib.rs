@@ -165,6 +165,10 @@ exports! {
             _ => return Err(nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT),
         })
     }
+    // From release 615 on, which the driver that this one plays is not.
+    nvmlDeviceGetMemoryLimits_v1(device: nvmlDevice_t, out: Out<device::MemoryLimits>) {
+        out.set(device::memory_limits(Gpu::of(device)?.index, out.get()?)?)
+    }
     nvmlDeviceGetRemappedRows(
         device: nvmlDevice_t,
         corrected: Out<c_uint>,

@@ -48,7 +48,7 @@ pub fn checks() -> (Vec<Check>, Option<Vec<u64>>) {
     (checks, Some(totals))
 }
 
-/// The smallest bound on each GPU that somebody sets, where anybody does: `GPUPOOL_LIMIT`, control groups (`dmem`), MPS and HAMi.
+/// The smallest bound on each GPU that somebody sets, where anybody does: `GPUPOOL_LIMIT`, control groups (`dmem`, and NVML's limits of them), MPS and HAMi.
 fn budgets(probe: &Probe, root: &Path) -> Option<Check> {
     // Settings that cannot be read are another check's finding; without them the defaults are told.
     let settings = Settings::read(std::env::vars_os()).unwrap_or_default();
@@ -56,9 +56,14 @@ fn budgets(probe: &Probe, root: &Path) -> Option<Check> {
     let of = |(gpu, known): (u32, &Gpu)| {
         let groups = groups.iter().filter(|group| group.is_of(&known.pci));
         let groups = groups.map(|group| Budget { bytes: group.limit, source: group.file.display().to_string() });
+        let by_nvml = known.limits.iter().map(|(folder, soft, hard)| {
+            let promised = if *soft > 0 { format!(", which promises {},", format_size(*soft)) } else { String::new() };
+            Budget { bytes: *hard, source: format!("NVML's limit of {folder}{promised}") }
+        });
         let own = settings.limit.of(gpu).map(|bytes| Budget { bytes, source: "GPUPOOL_LIMIT".to_owned() });
         // What is no less than there is binds nobody.
-        let budget = tightest(&settings.outside, gpu, groups.chain(own)).filter(|budget| budget.bytes < known.total)?;
+        let budget = tightest(&settings.outside, gpu, groups.chain(by_nvml).chain(own))
+            .filter(|budget| budget.bytes < known.total)?;
         Some((gpu, budget, known.total))
     };
     let unread = Outside::unread(std::env::vars_os());

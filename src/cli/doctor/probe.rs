@@ -2,11 +2,12 @@
 //! never return, and what it loads should not be loaded into this one.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cudarc::driver::sys::{CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUuuid};
-use gpupool_machine::{Nvml, Uuid, dashed};
+use gpupool_machine::{Host, Nvml, Uuid, dashed};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +68,9 @@ pub struct Gpu {
     pub free: Option<u64>,
     /// Processes on it and their bytes, from NVML. In a container these are the host's numbers.
     pub processes: Vec<(u32, Option<u64>)>,
+    /// What this process's control groups may have of it at most, each with the folder, from NVML: promised, and the most.
+    #[serde(default)]
+    pub limits: Vec<(String, u64, u64)>,
     /// The NVLink domain that it shares with GPUs of other hosts, from NVML.
     pub fabric: Option<Fabric>,
 }
@@ -235,6 +239,7 @@ impl Driver {
             free: None,
             processes: Vec::new(),
             fabric: None,
+            limits: Vec::new(),
         })
     }
 
@@ -298,10 +303,18 @@ fn ask_nvml(probe: &mut Probe) {
         }
     };
     probe.release = nvml.release();
+    let groups = Host::at(Path::new("/")).groups();
     let addresses: Vec<String> = probe.gpus.iter().map(|gpu| gpu.pci.clone()).collect();
     for (from, gpu) in probe.gpus.iter_mut().enumerate() {
         gpu.free = nvml.memory(&gpu.uuid_bytes).map(|memory| memory.free);
         gpu.processes = nvml.processes(&gpu.uuid_bytes).unwrap_or_default();
+        gpu.limits = groups
+            .iter()
+            .filter_map(|folder| {
+                let limits = nvml.memory_limits(&gpu.uuid_bytes, folder)?;
+                Some((folder.display().to_string(), limits.soft, limits.hard))
+            })
+            .collect();
         // Without a number it is the switches of this host.
         let fabric = nvml.fabric(&gpu.uuid_bytes).filter(|fabric| fabric.cluster != [0; 16]);
         gpu.fabric = fabric.map(|known| Fabric {

@@ -1,5 +1,6 @@
 //! How much memory of the host this process may take.
 
+use crate::nvml::{self, Uuid};
 use crate::process;
 use gpupool_config::Budget;
 use gpupool_machine::{Host, Memory};
@@ -18,11 +19,16 @@ fn memory() -> Memory {
     host().memory()
 }
 
-/// The smallest bound that others set to what this process may use of a GPU: control groups (`dmem`), MPS and HAMi. `pci`: its address.
-pub fn budget_of(gpu: u32, pci: &str) -> Option<Budget> {
+/// The smallest bound that others set to what this process may use of a GPU: control groups (`dmem`, and NVML's limits of them), MPS and HAMi. `pci`: its address.
+pub fn budget_of(gpu: u32, pci: &str, uuid: &Uuid) -> Option<Budget> {
     let groups = host().device_limits().into_iter().filter(|group| group.is_of(pci));
     let groups = groups.map(|group| Budget { bytes: group.limit, source: group.file.display().to_string() });
-    gpupool_config::tightest(&process::settings().outside, gpu, groups)
+    let nvml = nvml::get();
+    let by_nvml = host().groups().into_iter().filter_map(|folder| {
+        let limits = nvml.as_ref()?.memory_limits(uuid, &folder)?;
+        Some(Budget { bytes: limits.hard, source: format!("NVML's limit of {}", folder.display()) })
+    });
+    gpupool_config::tightest(&process::settings().outside, gpu, groups.chain(by_nvml))
 }
 
 /// Bytes that could be taken now, less what is kept back for the host itself. `None` where nobody can tell.

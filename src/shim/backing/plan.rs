@@ -82,7 +82,7 @@ impl Plan {
         for gpu in &gpus {
             let reserve = settings.reserve_of(gpu.total);
             let said = settings.limit.of(gpu.ordinal).unwrap_or(u64::MAX);
-            let budget = host::budget_of(gpu.ordinal, &driver.pci_address(Device::of(gpu.ordinal)));
+            let budget = host::budget_of(gpu.ordinal, &driver.pci_address(Device::of(gpu.ordinal)), &gpu.uuid);
             let limit = budget.as_ref().map_or(said, |budget| budget.bytes.min(said));
             if let Some(budget) = budget {
                 report_budget(gpu.ordinal, &budget, said.min(gpu.total.saturating_sub(reserve)));
