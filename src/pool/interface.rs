@@ -36,6 +36,8 @@ pub struct Request {
     pub can_repack: bool,
     /// The caller can ask others who have memory of the home GPU: say so with [`Refusal::Lacks`] where that would keep the block there.
     pub can_ask: bool,
+    /// The caller can have more GPUs lend: say so with [`Refusal::Far`] where the block would lie on the host, or nowhere.
+    pub can_widen: bool,
 }
 
 /// A block as the program and its questions see it.
@@ -111,6 +113,11 @@ pub enum Refusal<E> {
     },
     /// Told instead of [`Refusal::Full`] or a block that lies elsewhere: so many bytes of the home GPU are others' than this pool's, and would serve it.
     Lacks {
+        /// How many.
+        bytes: u64,
+    },
+    /// Told instead of [`Refusal::Full`] or a block that lies on the host: so many bytes that no GPU which lends has room for.
+    Far {
         /// How many.
         bytes: u64,
     },

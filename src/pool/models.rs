@@ -165,8 +165,15 @@ fn allocate(pool: &Pool<Device>, frames: u64) -> Option<u64> {
 }
 
 fn allocate_for(pool: &Pool<Device>, home: u32, frames: u64) -> Option<u64> {
-    let request =
-        Request { bytes: frames * FRAME, home, owner: 1, soft_refusal: false, can_repack: false, can_ask: false };
+    let request = Request {
+        bytes: frames * FRAME,
+        home,
+        owner: 1,
+        soft_refusal: false,
+        can_repack: false,
+        can_ask: false,
+        can_widen: false,
+    };
     pool.allocate(&request).ok().map(|allocation| allocation.block.address)
 }
 
@@ -469,7 +476,15 @@ fn loom_sums_are_never_torn() {
 }
 
 fn small(pool: &Pool<Device>) -> Option<u64> {
-    let request = Request { bytes: 1000, home: 0, owner: 1, soft_refusal: false, can_repack: false, can_ask: false };
+    let request = Request {
+        bytes: 1000,
+        home: 0,
+        owner: 1,
+        soft_refusal: false,
+        can_repack: false,
+        can_ask: false,
+        can_widen: false,
+    };
     pool.allocate_small(&request).ok().map(|small| small.block.address)
 }
 
@@ -584,8 +599,15 @@ fn loom_what_moves_while_it_is_freed_serves_nobody_as_local_that_is_not() {
             });
             assert!(pool.free(block, when).is_ok());
             let before = moved.load(Ordering::SeqCst) == 1;
-            let request =
-                Request { bytes: FRAME, home: 0, owner: 1, soft_refusal: false, can_repack: false, can_ask: false };
+            let request = Request {
+                bytes: FRAME,
+                home: 0,
+                owner: 1,
+                soft_refusal: false,
+                can_repack: false,
+                can_ask: false,
+                can_widen: false,
+            };
             let again = pool.allocate(&request).expect("each GPU has room for a block");
             let (address, is_local) = (again.block.address, again.on_peers == 0);
             // Until the move is over, what was freed meanwhile serves nobody.

@@ -115,7 +115,8 @@ impl<H: Copy> State<H> {
             Step::Refuse(Refusal::Full { missing }) => {
                 let instead =
                     self.half_used_instead(attempt, None, registry).or_else(|| self.lacks_instead(attempt, None));
-                Step::Refuse(instead.unwrap_or(Refusal::Full { missing }))
+                let far = || attempt.request.can_widen.then_some(Refusal::Far { bytes: missing });
+                Step::Refuse(instead.or_else(far).unwrap_or(Refusal::Full { missing }))
             }
             step => step,
         }
@@ -152,6 +153,10 @@ impl<H: Copy> State<H> {
         };
         if self.far_bytes(&wanted, route) > (0, 0) && self.is_in_flux(route, &wanted) && self.awaits_moves(attempt) {
             return Step::Settle;
+        }
+        // Freed memory of the host is no reason to stay there.
+        if let Some(instead) = self.far_instead(attempt, &wanted) {
+            return Step::Refuse(instead);
         }
         if let Some(step) = self.serve_warm(&wanted, attempt, frames, waits_for) {
             return step;
@@ -214,6 +219,9 @@ impl<H: Copy> State<H> {
                             // What the program itself keeps unused goes first.
                             let is_soft = self.is_soft(&pieces, attempt);
                             return Step::Refuse(if is_soft { Refusal::Soft } else { instead });
+                        }
+                        if let Some(instead) = self.far_instead(attempt, &pieces) {
+                            return Step::Refuse(instead);
                         }
                         let warm = self.serve_warm(&pieces, attempt, frames, waits_for);
                         return warm.unwrap_or_else(|| self.set_aside(attempt, pieces));
@@ -312,6 +320,12 @@ impl<H: Copy> State<H> {
             at_home,
         );
         Some(wanted.saturating_sub(has)).filter(|bytes| *bytes > 0).map(|bytes| Refusal::Lacks { bytes })
+    }
+
+    /// How much of these pieces the host would have, where the caller can do something about it.
+    fn far_instead<E>(&self, attempt: &Attempt, pieces: &[(PlaceId, u64)]) -> Option<Refusal<E>> {
+        let (bytes, _) = self.far_bytes(pieces, attempt.route);
+        (attempt.request.can_widen && bytes > 0).then_some(Refusal::Far { bytes })
     }
 
     /// Bytes on the host, and those on peers where the policy would rather have them at home.

@@ -106,7 +106,11 @@ impl<B: Backend> Pool<B> {
     /// See [`Refusal`]. Whatever was begun is undone.
     pub fn allocate_away(&self, request: &Request) -> Result<Allocation, Refusal<B::Error>> {
         let route = self.away_routes.iter().find(|route| route.ordinal == request.home).ok_or(Refusal::NotOurs)?;
-        self.allocate_on(&Request { soft_refusal: false, can_repack: false, can_ask: false, ..*request }, route, false)
+        self.allocate_on(
+            &Request { soft_refusal: false, can_repack: false, can_ask: false, can_widen: false, ..*request },
+            route,
+            false,
+        )
     }
 
     /// The same where the places are these; `slab`: for small blocks to stand on.

@@ -115,7 +115,7 @@ impl<B: Backend> Pool<B> {
     ) -> Result<Allocation, Refusal<B::Error>> {
         let bytes = u64::from(FRAMES) * FRAME;
         let slab = self.allocate_on(
-            &Request { bytes, soft_refusal: false, can_repack: false, can_ask: false, ..*request },
+            &Request { bytes, soft_refusal: false, can_repack: false, can_ask: false, can_widen: false, ..*request },
             route,
             true,
         )?;

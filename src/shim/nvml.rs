@@ -61,6 +61,12 @@ impl Nvml {
         Some(self.0.processes(uuid)?.into_iter().map(|(pid, _)| pid).collect())
     }
 
+    /// The GPU with this number, as `nvidia-smi` has it.
+    pub fn uuid_of(&self, index: u32) -> Option<Uuid> {
+        let _sheltered = cancel::shelter();
+        self.0.uuid_of(index)
+    }
+
     /// How many processes have a context on a GPU, this one included.
     pub fn processes(&self, uuid: &Uuid) -> Option<u32> {
         let _sheltered = cancel::shelter();

@@ -831,8 +831,8 @@ fn workers_that_see_the_gpus_in_turn_keep_to_their_own_and_are_told_apart() {
     workers.into_iter().for_each(|program| drop(is_whole(program)));
 }
 
-/// Once they know of each other, what a program's GPU has no room for goes to the host alone; `own`: the GPU of each, by its own numbering.
-fn keep_to_their_own_gpus(machine: &Machine, programs: &mut [Running; 2], own: [u32; 2]) {
+/// They have nothing, and know of each other.
+fn know_of_each_other(programs: &mut [Running; 2]) {
     for program in programs.iter_mut() {
         takes(program, 24);
     }
@@ -842,6 +842,11 @@ fn keep_to_their_own_gpus(machine: &Machine, programs: &mut [Running; 2], own: [
     }
     // What it took before they knew of each other lay where there was room.
     programs.iter_mut().for_each(|program| assert_eq!(program.ask("drop"), "dropped"));
+}
+
+/// Once they know of each other, what a program's GPU has no room for goes to the host alone; `own`: the GPU of each, by its own numbering.
+fn keep_to_their_own_gpus(machine: &Machine, programs: &mut [Running; 2], own: [u32; 2]) {
+    know_of_each_other(programs);
     for (gpu, program) in own.into_iter().zip(programs.iter_mut()) {
         machine.until(program, "an empty GPU of the other", |page| held(page, 1 - gpu) == 0);
         takes(program, 40);
@@ -850,6 +855,104 @@ fn keep_to_their_own_gpus(machine: &Machine, programs: &mut [Running; 2], own: [
         let page = machine.until(program, "memory on the host", |page| page.levels.residence.on_host >= 20 * MIB);
         assert_eq!(held(&page, 1 - gpu), 0, "{page:?}");
     }
+}
+
+/// Ranks of a launcher that says how many there are.
+fn launched(machine: &Machine, number: u32, count: u32, priority: u32) -> Run {
+    let run = machine.neighbour(number, priority).env("LOCAL_RANK", number.to_string());
+    run.env("LOCAL_WORLD_SIZE", count.to_string())
+}
+
+#[test]
+fn ranks_are_lent_the_gpus_that_nobody_works_on_until_somebody_does() {
+    let machine = Machine::new("4x320MiB");
+    let mut ranks = [0, 1].map(|number| machine.holder(launched(&machine, number, 2, 50), 480));
+    for (other, program) in [1, 0].into_iter().zip(&ranks) {
+        let page = machine.until(program, "loans", |page| held(page, 2) + held(page, 3) >= 160 * MIB);
+        assert_eq!((held(&page, other), page.levels.residence.on_host), (0, 0), "{page:?}");
+    }
+    // One that cannot ask, and one that can, each as soon as it is there.
+    let mut bare = machine.start(machine.bare(2));
+    assert_eq!(bare.ask("check"), "0", "it has begun");
+    let left = |machine: &Machine, ranks: &[Running], gpu| {
+        ranks.iter().for_each(|program| {
+            let page = machine.until(program, "an empty GPU", |page| held(page, gpu) == 0);
+            assert_eq!(page.levels.live_bytes, 480 * MIB, "{page:?}");
+        });
+    };
+    left(&machine, &ranks, 2);
+    takes(&mut bare, 280);
+    let mut sibling = machine.start(machine.neighbour(3, 50));
+    assert_eq!(sibling.ask("check"), "0", "it has begun");
+    left(&machine, &ranks, 3);
+    takes(&mut sibling, 280);
+    machine.until(&sibling, "its memory", |page| held(page, 3) >= 280 * MIB);
+    // What they go on to need lies on the host.
+    for (number, program) in [0, 1].into_iter().zip(&mut ranks) {
+        takes(program, 40);
+        let page = machine.until(program, "more on the host", |page| page.levels.live_bytes == 520 * MIB);
+        assert!(page.levels.residence.on_host >= 200 * MIB, "{page:?}");
+        (0..4).filter(|gpu| *gpu != number).for_each(|gpu| assert_eq!(held(&page, gpu), 0, "{page:?}"));
+    }
+    assert_eq!(bare.ask("check"), "0");
+    ranks.into_iter().chain([sibling]).for_each(|program| drop(is_whole(program)));
+    assert!(bare.end().0.success());
+}
+
+/// Neither those of ranks that have not started, nor those that a rank sees at another place than others do.
+#[test]
+fn no_rank_is_lent_the_gpu_of_another_one() {
+    let on_host = |machine: &Machine, program: &Running, mib: u64| {
+        let page = machine.until(program, "memory on the host", |page| page.levels.residence.on_host >= mib * MIB);
+        (1..3).for_each(|gpu| assert_eq!(held(&page, gpu), 0, "{page:?}"));
+    };
+    let machine = Machine::new("3x320MiB");
+    let first = machine.holder(launched(&machine, 0, 3, 50), 400);
+    on_host(&machine, &first, 80);
+    drop(is_whole(first));
+    let second = launched(&machine, 0, 2, 50).env("LOCAL_RANK", "1").env("CUDA_VISIBLE_DEVICES", "1,2,0");
+    let second = machine.holder(second, 400);
+    on_host(&machine, &second, 80);
+    drop(is_whole(second));
+    // With one of them as a GPU of its own that nobody counted: NVML tells of it.
+    let third = machine.holder(machine.neighbour(2, 50), 20);
+    let first = machine.holder(launched(&machine, 0, 2, 50), 400);
+    on_host(&machine, &first, 80);
+    [first, third].into_iter().for_each(|program| drop(is_whole(program)));
+}
+
+#[test]
+fn the_rank_that_matters_more_has_the_gpu_that_nobody_works_on() {
+    let machine = Machine::new("3x320MiB");
+    let mut low = machine.holder(launched(&machine, 0, 2, 10), 540);
+    machine.until(&low, "a loan", |page| held(page, 2) >= 220 * MIB);
+    let high = machine.holder(launched(&machine, 1, 2, 90), 540);
+    let page = machine.until(&high, "a loan", |page| held(page, 2) >= 220 * MIB);
+    assert_eq!((held(&page, 0), page.levels.residence.on_host), (0, 0), "{page:?}");
+    machine.until(&low, "what is left", |page| held(page, 2) <= 80 * MIB);
+    takes(&mut low, 40);
+    let page = machine.page(&high);
+    assert_eq!(page.levels.residence.on_host, 0, "{page:?}");
+    let events = is_whole(low);
+    assert!(gave(&events) >= 140 * MIB && asked(&events).iter().all(|(_, freed)| *freed == 0), "{:?}", asked(&events));
+    assert_eq!(gave(&is_whole(high)), 0);
+}
+
+/// What a program makes itself, and programs that no launcher tells of.
+#[test]
+fn ranks_that_no_launcher_tells_of_are_lent_gpus_that_nobody_works_on() {
+    let machine = Machine::new("3x320MiB");
+    let rank = |gpu: u32| machine.rank(gpu).env("GPUPOOL_LIMIT", format!("{gpu}:16MiB"));
+    let mut ranks = [machine.start(rank(0)), machine.start(rank(1))];
+    know_of_each_other(&mut ranks);
+    for (other, program) in [1, 0].into_iter().zip(&mut ranks) {
+        machine.until(program, "an empty GPU of the other", |page| held(page, other) == 0);
+        takes(program, 40);
+        program.ask("own 40");
+        let page = machine.until(program, "loans", |page| held(page, 2) >= 60 * MIB);
+        assert_eq!((held(&page, other), page.levels.residence.on_host), (0, 0), "{page:?}");
+    }
+    ranks.into_iter().for_each(|program| drop(is_whole(program)));
 }
 
 /// Something happens to a GPU, as NVML tells it, again and again until the program knows: it hears of what comes after its first look.

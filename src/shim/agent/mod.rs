@@ -246,7 +246,7 @@ fn run(signals: &libc::sigset_t) {
         pressure: Pressure::new(),
         ..Agent::default()
     };
-    let mut siblings = true;
+    let (mut siblings, mut idle) = (true, Some(()));
     loop {
         let rung = bell::rung();
         agent.server = agent.server.take().or_else(ipc::take_server);
@@ -267,13 +267,17 @@ fn run(signals: &libc::sigset_t) {
         let given = catch_unwind(recall::give::look).unwrap_or(None);
         // What it meets that panics, it meets again.
         siblings = siblings && catch_unwind(recall::siblings::look).is_ok();
+        let lent = looks(&mut idle, |()| recall::idle::look());
         // What a request meets that panics, it is told by the end of the connection.
         let control = catch_unwind(AssertUnwindSafe(|| control::look(&mut || agent.look_at_once()))).unwrap_or(None);
         // A request may have brought memory to a GPU that is only borrowed from.
         let strangers = looks(&mut agent.strangers, Strangers::look);
         agent.wait(
             rung,
-            [limit, home, awake, dormant, strangers, health, pressure, given, control].into_iter().flatten().min(),
+            [limit, home, awake, dormant, strangers, health, pressure, given, lent, control]
+                .into_iter()
+                .flatten()
+                .min(),
         );
     }
     // From here on it is the program's last thread, and what its handlers call, the program calls.

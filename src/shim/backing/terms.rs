@@ -135,12 +135,53 @@ pub fn note_siblings(count: u32) -> bool {
     if count > 0 {
         tracing::info!(
             target: "gpupool::memory", about = "home_only", siblings = count,
-            "{count} other processes of this job work on other GPUs, so this one keeps to its own GPU and the host; GPUPOOL_DEVICES with a \
+            "{count} other processes of this job work on other GPUs, so this one keeps to its own GPU, to those that nobody works on and to the host; GPUPOOL_DEVICES with a \
              list of GPUs overrides that"
         );
     }
     heed();
     true
+}
+
+/// GPUs that nobody works on, and lent to this rank for as long as that is so; when that was found last by who needs memory. Who finds them, and looks whether it still is so, is
+/// `recall/idle.rs`.
+static IDLE: Mutex<BTreeMap<u32, Instant>> = Mutex::new(BTreeMap::new());
+
+/// Has these GPUs lent for as long as nobody works on them, or no more; which of them were not so before.
+pub fn lend_while_idle(gpus: &[u32], lends: bool) -> Vec<u32> {
+    let mut idle = IDLE.lock();
+    let changed: Vec<u32> = gpus.iter().copied().filter(|gpu| idle.contains_key(gpu) != lends).collect();
+    for gpu in gpus {
+        if lends {
+            idle.insert(*gpu, Instant::now());
+        } else {
+            idle.remove(gpu);
+        }
+    }
+    drop(idle);
+    if !changed.is_empty() {
+        heed();
+    }
+    changed
+}
+
+/// Those, and how long ago they were found to be so by who needs memory.
+pub fn lent_while_idle() -> Vec<(u32, Duration)> {
+    IDLE.lock().iter().map(|(gpu, since)| (*gpu, since.elapsed())).collect()
+}
+
+/// Whether a GPU is one of those.
+pub fn is_lent_while_idle(ordinal: u32) -> bool {
+    IDLE.lock().contains_key(&ordinal)
+}
+
+/// [`keeps_to_its_own`], as it was when the terms were worked out last.
+static KEEPS_APART: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process is one of several ranks, and only its own GPU, those that nobody works on and the host serve it.
+#[inline]
+pub fn keeps_apart() -> bool {
+    KEEPS_APART.load(Ordering::Relaxed)
 }
 
 /// A plan was made, and nothing was taken of its places yet.
@@ -284,11 +325,16 @@ fn close_drained(plan: &Plan) {
     }
 }
 
+/// One thread at a time: of two the last to write is to be the last that read.
+static SAYING: Mutex<()> = Mutex::new(());
+
 fn lend_as_said(plan: &Plan, keeps_to_its_own: bool) {
+    let _one = SAYING.lock();
+    KEEPS_APART.store(keeps_to_its_own, Ordering::Relaxed);
     let devices = live::devices();
     for ordinal in plan.members.keys() {
         let is_named = match &devices {
-            Devices::Auto => !keeps_to_its_own,
+            Devices::Auto => !keeps_to_its_own || is_lent_while_idle(*ordinal),
             Devices::List(list) => list.contains(ordinal),
         };
         let is_given = matches!(GIVEN.lock().get(ordinal), Some((None, _)));
@@ -302,7 +348,7 @@ fn tell_pool() {
     }
 }
 
-/// Whether only its own GPU and the host serve this process, as one of several ranks.
+/// Whether only its own GPU, those that nobody works on and the host serve this process, as one of several ranks.
 pub fn keeps_to_its_own() -> bool {
     is_one_of_ranks(false)
 }
@@ -316,7 +362,7 @@ fn is_one_of_ranks(says: bool) -> bool {
     if says {
         tracing::info!(
             target: "gpupool::memory", about = "home_only", variable, ranks,
-            "{variable}={ranks}: one rank of several on this host, so it keeps to its own GPU and the host; GPUPOOL_DEVICES \
+            "{variable}={ranks}: one rank of several on this host, so it keeps to its own GPU, to those that nobody works on and to the host; GPUPOOL_DEVICES \
              with a list of GPUs overrides that"
         );
     }

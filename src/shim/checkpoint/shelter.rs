@@ -82,7 +82,8 @@ impl Shelter {
 
     fn room(&self, owner: u64, home: u32, bytes: u64) -> Option<Block> {
         let pool = &self.opened.pool;
-        let request = Request { bytes, home, owner, soft_refusal: false, can_repack: false, can_ask: false };
+        let request =
+            Request { bytes, home, owner, soft_refusal: false, can_repack: false, can_ask: false, can_widen: false };
         let free = self.opened.plan.free_at(self.driver, Place::Gpu(home)).unwrap_or(0);
         let at_home = if free >= 2 * bytes { pool.allocate(&request).ok() } else { None };
         at_home.or_else(|| pool.allocate_away(&request).ok()).map(|allocation| allocation.block)

@@ -40,14 +40,24 @@ const MARGIN: Duration = Duration::from_millis(100);
 static ASKING: Mutex<()> = Mutex::new(());
 /// By GPU, what was got by asking, and when the last answer to that came.
 static GROWTH: Mutex<BTreeMap<u32, (Growth, Instant)>> = Mutex::new(BTreeMap::new());
-/// Who is not asked until when, by number and start.
-static SPARED: Mutex<Vec<(u32, u64, Instant)>> = Mutex::new(Vec::new());
+/// Who is not asked.
+static SPARED: Mutex<Vec<Spared>> = Mutex::new(Vec::new());
+
+/// One that is not asked for a while.
+struct Spared {
+    pid: u32,
+    started: u64,
+    /// Only for this GPU, of which it had nothing; `None`: for any.
+    gpu: Option<Uuid>,
+    until: Instant,
+}
 
 /// Allocations ask from here on.
 pub fn prepare() {
     let settings = process::settings();
     if settings.recall_wait.is_some() && matches!(settings.mode, Mode::Pool | Mode::Spill) {
         memory::ask_by(ask);
+        memory::widen_by(super::idle::widen);
     }
 }
 
@@ -56,10 +66,17 @@ fn ask(home: u32, bytes: u64) -> u64 {
     let _sheltered = cancel::shelter();
     // Others are found beside the page, which a process has from its first allocation on.
     bell::allocated();
-    try_to_ask(home, bytes).unwrap_or(0)
+    try_to_ask(home, bytes, false).unwrap_or(0)
 }
 
-fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
+/// Asks those that matter less for so much of a GPU that nobody works on, which this process only borrows from as they do; the bytes that they say they have
+/// freed. Of equals who came first keeps what it has.
+pub(super) fn ask_as_borrower(gpu: u32, bytes: u64) -> u64 {
+    try_to_ask(gpu, bytes, true).unwrap_or(0)
+}
+
+/// `borrows`: this process does not work on that GPU.
+fn try_to_ask(home: u32, bytes: u64, borrows: bool) -> Option<u64> {
     let begun = Instant::now();
     let wait = process::settings().recall_wait?;
     let (until, latest) = (begun + wait, begun + LONGER * wait);
@@ -73,14 +90,19 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     let _one = ASKING.try_lock_until(until)?;
     let taken = super::give::on_gpu(home);
     let guarantee = live::guarantee_of(home);
-    let is_guaranteed = lending::is_guaranteed(taken, bytes, guarantee);
+    let is_guaranteed = !borrows && lending::is_guaranteed(taken, bytes, guarantee);
     // Beyond what it is guaranteed a program is not above all.
     let most = if is_guaranteed { guarantee.min(plan.limit(Place::Gpu(home))) } else { plan.limit(Place::Gpu(home)) };
     let room = most.saturating_sub(taken.saturating_add(bytes));
     let mut ahead = GROWTH.lock().get_mut(&home).map_or(0, |(growth, answered)| growth.ahead(answered.elapsed(), room));
     let wanted = bytes.saturating_add(ahead);
-    let priority = if is_guaranteed { GUARANTEED } else { live::priority() };
-    let others = neighbours::on(&folder, &gpu).into_iter().filter(|other| !is_spared(other));
+    let priority = match live::priority() {
+        _ if is_guaranteed => GUARANTEED,
+        // Loans are called back by equals that work there, and by nobody else.
+        own if borrows => own.checked_sub(1)?,
+        own => own,
+    };
+    let others = neighbours::on(&folder, &gpu).into_iter().filter(|other| !is_spared(other, &gpu));
     let mut others = lending::in_order(others.map(|other| (other.stake, other)), priority);
     let (mut freed, mut asked, mut silent, mut busy) = (0, 0, 0, 0);
     while freed < bytes && !others.is_empty() && Instant::now() + MARGIN < until {
@@ -100,9 +122,9 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
                 Answer::Busy => busy += 1,
                 Answer::None if knows => {
                     silent += 1;
-                    spare(other, LEFT_ALONE);
+                    spare(other, None, LEFT_ALONE);
                 }
-                _ => spare(other, AGAIN),
+                _ => spare(other, Some(gpu), AGAIN),
             }
         }
     }
@@ -126,15 +148,16 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     Some(freed)
 }
 
-fn is_spared(other: &Neighbour) -> bool {
+fn is_spared(other: &Neighbour, gpu: &Uuid) -> bool {
     let now = Instant::now();
     let mut spared = SPARED.lock();
-    spared.retain(|(_, _, until)| *until > now);
-    spared.iter().any(|(pid, started, _)| (*pid, *started) == (other.pid, other.started))
+    spared.retain(|spared| spared.until > now);
+    let is_other = |spared: &Spared| (spared.pid, spared.started) == (other.pid, other.started);
+    spared.iter().any(|spared| is_other(spared) && spared.gpu.is_none_or(|of| of == *gpu))
 }
 
-fn spare(other: &Neighbour, time: Duration) {
-    SPARED.lock().push((other.pid, other.started, Instant::now() + time));
+fn spare(other: &Neighbour, gpu: Option<Uuid>, time: Duration) {
+    SPARED.lock().push(Spared { pid: other.pid, started: other.started, gpu, until: Instant::now() + time });
 }
 
 /// What is asked of whom it concerns.

@@ -1,5 +1,5 @@
 //! Memory that goes from one process to another: an allocation that lacks memory on its GPU asks those of the user's processes that have some there
-//! and matter less ([`ask`]), and they give way ([`give`]); and programs that do not run under gpupool are given way to unasked ([`strangers`]).
+//! and matter less ([`ask`]), and they give way ([`give`]); and programs that do not run under gpupool are given way to unasked ([`strangers`]). A rank of a job is lent GPUs that nobody works on ([`idle`]).
 //!
 //! **Who gives way to whom.** What lies on a GPU for the sake of another one is a loan, and whoever works there may call it back unless its priority
 //! is lower. What a program has on its own GPU gives way to a higher priority alone. Neither goes below what its program is guaranteed
@@ -13,6 +13,7 @@
 
 pub mod ask;
 pub mod give;
+pub mod idle;
 mod neighbours;
 pub mod siblings;
 pub mod strangers;

@@ -103,17 +103,23 @@ impl Strangers {
 }
 
 /// Whether this process has memory on a GPU that it does not work on.
-fn borrows(gpu: u32) -> bool {
+pub(super) fn borrows(gpu: u32) -> bool {
     give::on_gpu(gpu) > 0 && !context::is_on(Device::of(gpu))
 }
 
-fn leave(gpu: u32, bytes: u64, pid: Option<u32>) {
+/// Has so much of what is borrowed there leave; how much did.
+pub(super) fn leave(gpu: u32, bytes: u64, pid: Option<u32>) -> u64 {
     let gives = Gives { bytes, terms: Terms { lent: true, floor: 0 }, pid };
-    give::give(gpu, gives, Instant::now() + PATIENCE, &|| true, &mut |_, _| {});
+    give::give(gpu, gives, Instant::now() + PATIENCE, &|| true, &mut |_, _| {}).moved
 }
 
 fn is_young(pid: u32) -> bool {
     stat(pid).is_some_and(|stat| clock::seconds_since(stat.started) < YOUNG)
+}
+
+/// Whether this is the helper that keeps GPUs awake.
+pub(super) fn is_helper(pid: u32) -> bool {
+    std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"gpupool\n")
 }
 
 /// Those of these that are none of the user's under gpupool, and not the helper that keeps GPUs awake.
@@ -123,7 +129,6 @@ fn strangers(new: &[u32]) -> Vec<u32> {
     }
     let known = super::page().and_then(|page| Folder::around(page).ok()).map(|folder| neighbours::all(&folder));
     let known = known.unwrap_or_default();
-    let is_helper = |pid: u32| std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"gpupool\n");
     // One that has allocated nothing yet has no page. Of another user's program root can see that it has the library, too, but neither can ask the other.
     let user_of = |process: &str| std::fs::metadata(format!("/proc/{process}")).ok().map(|process| process.uid());
     let user = user_of("self");

@@ -1,7 +1,7 @@
 //! What `cuMemGetInfo` and `cuDeviceTotalMem` answer: memory of the GPU, and of those that lend to it.
 
 use super::managed;
-use crate::backing::{open, plan::Plan};
+use crate::backing::{open, plan::Plan, terms};
 use crate::bypass::{Answer, Bypass};
 use crate::process;
 use crate::watch::context;
@@ -10,9 +10,10 @@ use gpupool_cuda::{Device, Driver};
 
 /// Whether another GPU's program is told of this one's memory. Not where the process has a context on it: a program that
 /// works on several GPUs and sizes a cache on each by what it is told (JAX takes three quarters) would count the same
-/// memory once for each, and the first cache would take what the second GPU had bare.
+/// memory once for each, and the first cache would take what the second GPU had bare. Nor where it is lent only until somebody
+/// works there: a program would size what it keeps for good by that.
 fn is_free_to_lend(ordinal: u32) -> bool {
-    !context::is_on(Device::of(ordinal))
+    !context::is_on(Device::of(ordinal)) && !terms::is_lent_while_idle(ordinal)
 }
 
 /// `(free, total)` for `cuMemGetInfo` in the current context.

@@ -792,6 +792,28 @@ fn who_can_ask_others_hears_what_they_have_of_its_gpu_before_it_goes_elsewhere()
 }
 
 #[test]
+fn who_can_have_more_gpus_lend_hears_what_would_lie_on_the_host() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB), (HOST, GIB)]);
+    pool.accounts().lend(GPU1, false);
+    pool.heed_accounts();
+    let ask = |bytes, can_widen| pool.allocate(&Request { can_widen, ..request(bytes, 0) });
+    // By its limit, and what others have of it.
+    assert_eq!(ask(GIB + 64 * MIB, true), Err(Refusal::Far { bytes: 64 * MIB }));
+    pool.backend().inner().external.insert(GPU0, 900 * MIB);
+    assert_eq!(ask(200 * MIB, true), Err(Refusal::Far { bytes: 76 * MIB }));
+    assert!(matches!(ask(3 * GIB, true), Err(Refusal::Far { .. })), "or nowhere");
+    assert_eq!(ask(3 * GIB, false), Err(Refusal::Full { missing: GIB }));
+    let far = ask(200 * MIB, false).unwrap();
+    assert_eq!((far.on_peers, far.on_host), (0, 76 * MIB));
+    // Freed memory of the host serves only where there is nothing nearer.
+    assert!(pool.free(far.block.address, Free::Strict).is_ok());
+    assert!(matches!(ask(200 * MIB, true), Err(Refusal::Far { .. })));
+    pool.accounts().lend(GPU1, true);
+    pool.heed_accounts();
+    assert!(ask(400 * MIB, true).is_ok_and(|it| it.on_host == 0 && it.on_peers > 0));
+}
+
+#[test]
 fn a_request_that_all_places_lack_room_for_says_what_others_have_of_its_gpu() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
     pool.backend().inner().external.insert(GPU0, 900 * MIB);

@@ -82,7 +82,15 @@ pub fn pool_with(policy: Policy, lenders: Lenders, limits: &[(Place, u64)], capa
 }
 
 pub fn request(bytes: u64, home: u32) -> Request {
-    Request { bytes, home, owner: u64::from(home) + 1, soft_refusal: false, can_repack: false, can_ask: false }
+    Request {
+        bytes,
+        home,
+        owner: u64::from(home) + 1,
+        soft_refusal: false,
+        can_repack: false,
+        can_ask: false,
+        can_widen: false,
+    }
 }
 
 pub fn allocate(pool: &Pool<Mock>, bytes: u64) -> Result<Allocation, Refusal<u64>> {

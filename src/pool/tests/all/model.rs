@@ -320,7 +320,15 @@ impl Model {
     fn act(&mut self, op: &Op) {
         match *op {
             Op::Allocate { bytes, home, owner, soft, repacks } => {
-                self.allocate(&Request { bytes, home, owner, soft_refusal: soft, can_repack: repacks, can_ask: false });
+                self.allocate(&Request {
+                    bytes,
+                    home,
+                    owner,
+                    soft_refusal: soft,
+                    can_repack: repacks,
+                    can_ask: false,
+                    can_widen: false,
+                });
             }
             Op::Free { pick, when } => {
                 if self.live.is_empty() {
@@ -524,8 +532,15 @@ impl Model {
                 (&Meanwhile::Allocate(bytes), _)
                     if pool.usage().places.iter().all(|it| it.limit - it.held > 200 * MIB) =>
                 {
-                    let request =
-                        Request { bytes, home: 0, owner: 0, soft_refusal: false, can_repack: false, can_ask: false };
+                    let request = Request {
+                        bytes,
+                        home: 0,
+                        owner: 0,
+                        soft_refusal: false,
+                        can_repack: false,
+                        can_ask: false,
+                        can_widen: false,
+                    };
                     made.set(pool.allocate(&request).ok());
                 }
                 _ => {}
@@ -1044,9 +1059,9 @@ impl Model {
                 self.told[request.home as usize] = told;
                 self.repack(place, bytes, true, u32::MAX);
                 self.note_stock();
-                self.allocate(&Request { can_repack: false, can_ask: false, ..*request });
+                self.allocate(&Request { can_repack: false, can_ask: false, can_widen: false, ..*request });
             }
-            Err(Refusal::Lacks { .. }) => panic!("nobody can be asked"),
+            Err(Refusal::Lacks { .. } | Refusal::Far { .. }) => panic!("nobody can be asked"),
             Err(Refusal::Full { .. }) if overdrawn => {}
             Err(Refusal::Full { .. }) => self.assert_full(request, size),
             Err(refusal) => panic!("{refusal:?} without a fault"),

@@ -443,7 +443,7 @@ fn half_used(peer: u64) -> (Pool<Mock>, Vec<Allocation>) {
 }
 
 fn for_repackers(pool: &Pool<Mock>, bytes: u64) -> Result<Allocation, Refusal<u64>> {
-    pool.allocate(&Request { can_repack: true, can_ask: false, ..request(bytes, 0) })
+    pool.allocate(&Request { can_repack: true, can_ask: false, can_widen: false, ..request(bytes, 0) })
 }
 
 #[test]

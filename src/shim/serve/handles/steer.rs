@@ -191,6 +191,7 @@ unsafe fn elsewhere(
         memory::say_refused_softly(device, bytes, "a handle of ");
         return Some(CuResult::OUT_OF_MEMORY);
     }
+    memory::have_more_lend(device, bytes);
     let limit = |place| if place == Place::Gpu(device) { most.min(plan.limit(place)) } else { plan.limit(place) };
     // A piece of more than half a GPU is an arena that the program keeps everything in. Whole it would lie on the far side
     // of a link, where half of it or more could be at home; and programs that size one by what they are told of free

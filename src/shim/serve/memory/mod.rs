@@ -115,6 +115,7 @@ pub fn from_pool(
         soft_refusal: soft,
         can_repack: repacker.is_some(),
         can_ask: ASKER.get().is_some(),
+        can_widen: terms::keeps_apart() && WIDENER.get().is_some(),
     };
     // Others may take what came free, so that once for each place may be too little; the old answer stands then.
     let mut repacks = opened.plan.places.len();
@@ -154,6 +155,10 @@ pub fn from_pool(
                 ask_others(home, bytes);
                 request.can_ask = false;
             }
+            Outcome::Far { bytes } => {
+                have_more_lend(home, bytes);
+                request.can_widen = false;
+            }
             Outcome::Full { missing } => {
                 report_full(home, bytes, missing);
                 return Err(Bypass::Full);
@@ -185,6 +190,7 @@ pub fn small_from_pool(opened: &Opened, context: &Context, bytes: u64) -> Answer
         soft_refusal: false,
         can_repack: false,
         can_ask: false,
+        can_widen: false,
     };
     let (small, slab) = match opened.pool.allocate_small(&request) {
         Ok(Small { block, slab }) => {
@@ -218,6 +224,7 @@ pub fn small_from_pool(opened: &Opened, context: &Context, bytes: u64) -> Answer
         | Outcome::AskAgain
         | Outcome::HalfUsed { .. }
         | Outcome::Lacks { .. }
+        | Outcome::Far { .. }
         | Outcome::Full { .. } => Err(Bypass::Full),
         Outcome::NoBlock(why, text) => {
             report_fallback(device.ordinal(), bytes, &text);
@@ -505,6 +512,24 @@ pub fn ask_others(home: u32, bytes: u64) -> bool {
         opened.pool.has_room_again(Place::Gpu(home));
     }
     freed > 0
+}
+
+/// Who has GPUs lend to this one that have not so far, because it and those that lend lack so much.
+pub type Widener = fn(u32, u64);
+
+static WIDENER: OnceBox<Widener> = OnceBox::new();
+
+/// Has this one asked from now on, before a block of a rank that keeps to its own GPU lies on the host.
+pub fn widen_by(widener: Widener) {
+    let _ = WIDENER.set(Box::new(widener));
+}
+
+/// Asks it, where this process is such a rank.
+#[cold]
+pub fn have_more_lend(home: u32, bytes: u64) {
+    if let Some(widen) = WIDENER.get().filter(|_| terms::keeps_apart()) {
+        widen(home, bytes);
+    }
 }
 
 /// Asks other processes for as much of this GPU as is to stay free there for contexts (`GPUPOOL_RESERVE`): nobody knows what one takes before it is made.

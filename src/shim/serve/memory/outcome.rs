@@ -28,6 +28,11 @@ pub(super) enum Outcome {
         /// How many.
         bytes: u64,
     },
+    /// The pool is asked again once more GPUs lend, or none does.
+    Far {
+        /// How many bytes no GPU that lends has room for.
+        bytes: u64,
+    },
     /// No place has room, which is said, and the driver is asked.
     Full {
         /// How many bytes there are too few of.
@@ -56,6 +61,7 @@ pub(super) fn of_request(
         Err(Refusal::Soft) => Outcome::AskAgain,
         Err(Refusal::HalfUsed { place, bytes }) => Outcome::HalfUsed { place, bytes },
         Err(Refusal::Lacks { bytes }) => Outcome::Lacks { bytes },
+        Err(Refusal::Far { bytes }) => Outcome::Far { bytes },
         Err(Refusal::Full { missing }) => Outcome::Full { missing },
         Err(Refusal::NotOurs) => Outcome::Left(Bypass::LeftOut(device)),
         // The process is exiting, and the driver is gone.
