@@ -18,6 +18,7 @@ pub struct Case {
     command: Vec<PathBuf>,
     variables: Vec<(String, String)>,
     fault: Option<String>,
+    machine: Option<PathBuf>,
     nvml: bool,
     same_bare: bool,
     code: i32,
@@ -37,7 +38,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.is_ok_and(|status| status.success()), "cannot copy {} to {}", from.display(), to.display());
 }
 
-fn folder() -> TempDir {
+pub fn folder() -> TempDir {
     let folder = tempfile::Builder::new().prefix("gp-").rand_bytes(6).tempdir_in("/tmp");
     folder.unwrap_or_else(|e| panic!("no folder in /tmp: {e}"))
 }
@@ -45,7 +46,16 @@ fn folder() -> TempDir {
 impl Case {
     fn new(folder: TempDir, command: Vec<PathBuf>, arguments: &str) -> Self {
         let command = command.into_iter().chain(arguments.split_whitespace().map(PathBuf::from)).collect();
-        Self { folder, command, variables: Vec::new(), fault: None, nvml: false, same_bare: true, code: 0 }
+        Self {
+            folder,
+            command,
+            variables: Vec::new(),
+            fault: None,
+            machine: None,
+            nvml: false,
+            same_bare: true,
+            code: 0,
+        }
     }
 
     /// A program of `tests/programs` whose functions have names at run time.
@@ -100,6 +110,12 @@ impl Case {
         self
     }
 
+    /// On the simulated machine of this file, which several programs may name. Each `gpupool sim` has one of its own otherwise.
+    pub fn on_machine(mut self, file: PathBuf) -> Self {
+        self.machine = Some(file);
+        self
+    }
+
     /// With NVML, which tells exactly what the driver alone lets one guess.
     pub fn nvml(mut self) -> Self {
         self.nvml = true;
@@ -139,7 +155,11 @@ impl Case {
         if !self.nvml {
             run = run.arg("--no-nvml");
         }
-        run = run.arg("--").arg(&gpupool).args("run --log").arg(&log).arg("--");
+        run = run.arg("--");
+        if let Some(file) = &self.machine {
+            run = run.arg("env").arg(format!("SIMCUDA_MACHINE={}", file.display()));
+        }
+        run = run.arg(&gpupool).args("run --log").arg(&log).arg("--");
         let run = self.command.iter().fold(run, |run, word| run.arg(word));
         let mut output = self.with_variables(run).go();
         if self.same_bare {

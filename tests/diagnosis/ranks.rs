@@ -1,10 +1,18 @@
 //! Jobs of several ranks (GP002): each writes its own log, and the report puts them together.
 
-use crate::case::{Case, Told, compare, report};
+use crate::case::{Case, Told, compare, folder, report};
 use crate::normal::normal;
+use tempfile::TempDir;
+
+thread_local! {
+    /// Ranks of one job are on one machine, and each test has a thread of its own.
+    static MACHINE: TempDir = folder();
+}
 
 fn with(case: &str, variables: &[(&str, &str)]) -> Told {
-    variables.iter().fold(Case::program("contexts", case), |case, (name, value)| case.env(name, value)).go()
+    let machine = MACHINE.with(|folder| folder.path().join("machine"));
+    let case = Case::program("contexts", case).on_machine(machine);
+    variables.iter().fold(case, |case, (name, value)| case.env(name, value)).go()
 }
 
 #[track_caller]

@@ -12,7 +12,7 @@ use gpupool_machine::Host;
 use serde_json::json;
 
 use super::check::Check;
-use super::probe::{FailedCall, Gpu, Link, Probe};
+use super::probe::{self, FailedCall, Gpu, Link, Probe};
 use super::{fabric, matrix};
 use crate::terminal::{clean, shorten, width};
 use crate::words::{self, LENDER_ASLEEP, LENDER_COST};
@@ -88,9 +88,11 @@ fn budgets(probe: &Probe, root: &Path) -> Option<Check> {
 fn ask() -> Result<Probe, String> {
     let executable = std::env::current_exe().map_err(|error| format!("cannot find this executable: {error}"))?;
     // Without the preload: the question is what the driver says, not what the pool makes of it.
+    let groups = std::env::join_paths(Host::at(Path::new("/")).groups()).unwrap_or_default();
     let child = Command::new(executable)
         .args(["doctor", "--probe"])
         .env_remove("LD_PRELOAD")
+        .env(probe::GROUPS, groups)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -2,12 +2,11 @@
 //! never return, and what it loads should not be loaded into this one.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cudarc::driver::sys::{CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUuuid};
-use gpupool_machine::{Host, Nvml, Uuid, dashed};
+use gpupool_machine::{Nvml, Uuid, dashed};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +47,9 @@ pub struct FailedCall {
     /// The driver's name for it, or the loader's words.
     pub words: String,
 }
+
+/// The folders of the control groups whose limits NVML is asked for, with colons; whoever starts the probe says which, as it looks at everything else of them.
+pub const GROUPS: &str = "_GPUPOOL_PROBE_GROUPS";
 
 /// One GPU as the process sees it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -303,7 +305,8 @@ fn ask_nvml(probe: &mut Probe) {
         }
     };
     probe.release = nvml.release();
-    let groups = Host::at(Path::new("/")).groups();
+    let groups = std::env::var_os(GROUPS).unwrap_or_default();
+    let groups: Vec<PathBuf> = std::env::split_paths(&groups).filter(|folder| folder.is_absolute()).collect();
     let addresses: Vec<String> = probe.gpus.iter().map(|gpu| gpu.pci.clone()).collect();
     for (from, gpu) in probe.gpus.iter_mut().enumerate() {
         gpu.free = nvml.memory(&gpu.uuid_bytes).map(|memory| memory.free);
