@@ -122,6 +122,14 @@ impl Links {
         bytes_out as f64 / self.link(place).map
     }
 
+    /// Nanoseconds of a swap with a place, so many ranges in all, in or out.
+    pub(crate) fn swap_ns(&self, place: u8, ranges: usize, bytes_in: u64, bytes_out: u64) -> f64 {
+        self.drain_ns
+            + self.copy_ns(place, bytes_in, bytes_out)
+            + self.map_ns(ranges, bytes_in + bytes_out)
+            + self.far_map_ns(place, bytes_out)
+    }
+
     /// Nanoseconds of bringing back what was near, in place of what came for it: more ranges than it usually needs.
     pub(crate) fn back_ns(&self, place: u8, bytes: u64) -> f64 {
         self.drain_ns + 4.0 * self.remap_ns + bytes as f64 * self.swap_ns_per_byte(place)

@@ -212,7 +212,6 @@ impl Tiers {
 
     /// What carrying it out is expected to take.
     fn cost_of(&self, swap: &Swap) -> f64 {
-        let links = &self.settings.links;
         let place = match (swap.far.first(), swap.near.first()) {
             (Some((_, place)), _) => *place,
             (None, Some(range)) => {
@@ -221,11 +220,8 @@ impl Tiers {
             }
             (None, None) => 0,
         };
-        let (bytes_in, bytes_out) = (swap.bytes_in(), swap.bytes_out());
-        links.drain_ns
-            + links.copy_ns(place, bytes_in, bytes_out)
-            + links.map_ns(swap.near.len() + swap.far.len(), bytes_in + bytes_out)
-            + links.far_map_ns(place, bytes_out)
+        let ranges = swap.near.len() + swap.far.len();
+        self.settings.links.swap_ns(place, ranges, swap.bytes_in(), swap.bytes_out())
     }
 
     /// What a swap costs in all, and whether that is still worth it and may be spent.

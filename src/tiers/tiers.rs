@@ -76,11 +76,8 @@ impl Prices {
 
     /// A move took so long. Answers how many times as long as told moves are to be reckoned with, if that is something else than before.
     fn took(&mut self, place: u8, bytes_in: u64, bytes_out: u64, took_ns: f64) -> Option<f64> {
-        let links = &self.told;
-        let reckoned_ns = links.drain_ns
-            + links.copy_ns(place, bytes_in, bytes_out)
-            + links.map_ns(2, bytes_in + bytes_out)
-            + links.far_map_ns(place, bytes_out);
+        // How many ranges it had is not told; usually it is one each way.
+        let reckoned_ns = self.told.swap_ns(place, 2, bytes_in, bytes_out);
         self.reckoned_ns = self.reckoned_ns * SWAPS_KEPT + reckoned_ns;
         // One that waited for something else for long says nothing of the others.
         self.took_ns = self.took_ns * SWAPS_KEPT + took_ns.min(MOST_TIMES * reckoned_ns);
