@@ -65,6 +65,19 @@ fn what_is_read_again_and_again_comes_near() {
     assert!(fastest < 0.75 * far[0], "{far:?} against {near:?}");
 }
 
+/// Memory that the program makes by `cuMemCreate`, as PyTorch's expandable segments (`segments`) and JAX's arena do.
+#[test]
+fn the_programs_own_memory_comes_near_as_the_pools_does() {
+    for how in ["segments", "arena"] {
+        let (far, near) = (rotation_with(6000, "off", how), rotation_with(6000, "auto", how));
+        assert_eq!(swapped(&far), (0, 0), "{how}");
+        let (far, near, swapped) = (rounds(&far), rounds(&near), swapped(&near));
+        assert!(swapped.0 >= 8 << 20 && swapped.1 >= 8 << 20, "{how}: {swapped:?}");
+        let fastest = near.iter().copied().fold(f64::INFINITY, f64::min);
+        assert!(fastest < 0.75 * far[0], "{how}: {far:?} against {near:?}");
+    }
+}
+
 /// Everything near was in use for as long as anything was launched. That all of it is free at the end is no reason.
 #[test]
 fn what_is_free_at_the_end_did_not_keep_anything_far() {

@@ -395,6 +395,16 @@ impl Extents {
         self.add(block, None, block.start, cycle);
     }
 
+    /// More of a block: what begins before it goes on into it, as it does over any border.
+    pub fn block_grew(&mut self, block: u64, more: Range, cycle: u64) {
+        let stale: Vec<u32> = self.over(more).collect();
+        stale.into_iter().for_each(|slot| self.end(slot));
+        if more.bytes() > 0 {
+            self.born += 1;
+            self.add(more, None, block, cycle);
+        }
+    }
+
     pub fn block_ended(&mut self, address: u64) {
         let of_block: Vec<u32> = self
             .by_start

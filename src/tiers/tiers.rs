@@ -208,6 +208,11 @@ impl Tiers {
         self.extents.block_began(Range::of(address, bytes), self.cycles);
     }
 
+    /// So many bytes more belong to a block from now on, from where it ended before: an allocator maps more memory behind what it has.
+    pub fn block_grew(&mut self, block: u64, address: u64, bytes: u64) {
+        self.extents.block_grew(block, Range::of(address, bytes), self.cycles);
+    }
+
     /// A block has ended, which began at this address.
     pub fn block_ended(&mut self, address: u64) {
         self.extents.block_ended(address);

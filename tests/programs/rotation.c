@@ -6,7 +6,8 @@
  * hooks, which waits until the program's launch has returned. Or persistent: in the first half of the rounds a kernel runs beside all
  * others. Or ahead: the rounds are not waited for. Or what the program says of its memory before: kept (what is near is anchored or
  * prefetched to where it is), away (what is far stays there), taken_back (the same, and then not any more). Or two: the second GPU has a
- * context as well. Or wait: for the end of its input, before it frees the arrays; each line of that is
+ * context as well. Or the arrays lie in memory that the program makes by cuMemCreate: segments (in pieces of 4 MiB, mapped one behind the
+ * other as each array is made), arena (in one piece that is made for all). Or wait: for the end of its input, before it frees the arrays; each line of that is
  * answered by a line of numbers (numbers.h).
  */
 #include "simulator.h"
@@ -18,6 +19,7 @@
 #include <dirent.h>
 #include "streams.h"
 #include "sum_again.h"
+#include "vmm.h"
 
 #define MOST 64
 
@@ -113,6 +115,56 @@ static void copying_graph(CUstream stream, const CUdeviceptr *arrays, int count,
         CHECK(cuGraphExecDestroy(exec));
 }
 
+/* The arrays' own memory: addresses for all, and where the next one begins. */
+static struct {
+    CUdeviceptr begin, at;
+    uint64_t handle;
+} own;
+
+enum { SEGMENT = 4 * MIB };
+
+static void map_own(uint64_t handle, CUdeviceptr at, size_t bytes)
+{
+    CUmemAccessDesc access = {{ON_DEVICE, 0}, READ_WRITE};
+    CHECK(cuMemMap(at, bytes, 0, handle, 0));
+    CHECK(cuMemSetAccess(at, bytes, &access, 1));
+}
+
+static void begin_own(const char *how, size_t all)
+{
+    CUmemAllocationProp properties = on_device(0);
+    CHECK(cuMemAddressReserve(&own.begin, all, 0, 0, 0));
+    own.at = own.begin;
+    if (strcmp(how, "arena") == 0) {
+        CHECK(cuMemCreate(&own.handle, all, &properties, 0));
+        map_own(own.handle, own.begin, all);
+    }
+}
+
+static CUdeviceptr make_own(const char *how, size_t bytes)
+{
+    CUmemAllocationProp properties = on_device(0);
+    CUdeviceptr array = own.at;
+    for (; own.at < array + bytes; own.at += SEGMENT) {
+        uint64_t handle;
+        if (strcmp(how, "arena") == 0)
+            continue;
+        CHECK(cuMemCreate(&handle, SEGMENT, &properties, 0));
+        map_own(handle, own.at, SEGMENT);
+        /* As an allocator does that knows its memory by its addresses. */
+        CHECK(cuMemRelease(handle));
+    }
+    return array;
+}
+
+static void end_own(const char *how, size_t all)
+{
+    CHECK(cuMemUnmap(own.begin, all));
+    if (strcmp(how, "arena") == 0)
+        CHECK(cuMemRelease(own.handle));
+    CHECK(cuMemAddressFree(own.begin, all));
+}
+
 /* Where all of an array lies; -9: at several places. */
 static int place_of(const Control *c, CUdeviceptr array, size_t bytes)
 {
@@ -160,13 +212,19 @@ int main(int argc, char **argv)
     CHECK(cuEventCreate(&end, 0));
     CHECK(cuMemAlloc_v2(&out, sizeof sum));
     CHECK(cuMemsetD32_v2(out, 0, 2));
+    const char *how = argc == 6 ? argv[5] : "";
+    int is_own = strcmp(how, "segments") == 0 || strcmp(how, "arena") == 0;
+    if (is_own)
+        begin_own(how, 4 * n * count);
     for (int i = 0; i < count; i++) {
-        CHECK(cuMemAlloc_v2(&arrays[i], 4 * n));
+        if (is_own)
+            arrays[i] = make_own(how, 4 * n);
+        else
+            CHECK(cuMemAlloc_v2(&arrays[i], 4 * n));
         iota(&k, stream, arrays[i], n, (uint32_t)i);
         for (uint64_t at = 0; at < n; at++)
             expected += times * (uint32_t)(at + (uint64_t)i);
     }
-    const char *how = argc == 6 ? argv[5] : "";
     CHECK(cuStreamSynchronize(stream));
     for (int i = 0; i < count && (strcmp(how, "kept") == 0 || strcmp(how, "away") == 0 || strcmp(how, "taken_back") == 0); i++)
         say(how, i, arrays[i], 4 * n);
@@ -217,7 +275,9 @@ int main(int argc, char **argv)
         print_numbers(arrays, count);
         fflush(stdout);
     }
-    for (int i = 0; i < count; i++)
+    if (is_own)
+        end_own(how, 4 * n * count);
+    for (int i = 0; i < count && !is_own; i++)
         CHECK(cuMemFree_v2(arrays[i]));
     fprintf(stderr, "looked %d times\n", looks);
     return 0;

@@ -161,6 +161,12 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
     if advice == GPUPOOL_PREFERRED_LOCATION as c_int && is_own(address) {
         return of_pool(bytes, |driver| handles::by_hand::place(driver, address, bytes, place, Stream::DEFAULT));
     }
+    if advice == GPUPOOL_NO_PREFERRED_LOCATION as c_int && is_own(address) {
+        return of_pool(bytes, |_| {
+            handles::by_hand::is_anywhere(address, bytes);
+            Ok(())
+        });
+    }
     if !is_pooled(address) {
         return of_managed(address, |driver| driver.advise(address, bytes, advice, place));
     }

@@ -3,7 +3,7 @@
 //! Nothing moves before one of them, since to move what is read once takes longer than to read it. It counts, so that what many of
 //! them use comes near where the program waits ([`super::idle`]).
 
-use super::{beside, current_home, launch, record};
+use super::{beside, current_home, is_ours, launch, record};
 use crate::process;
 use crate::watch::capture;
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
@@ -25,7 +25,7 @@ fn tell<const N: usize>(api: Api, used: &[(u64, usize); N]) -> Option<()> {
     let home = current_home().filter(|_| !capture::under_way())?;
     let mut ranges = [Range::of(0, 0); N];
     let mut count = 0;
-    for &(address, bytes) in used.iter().filter(|(address, bytes)| *bytes >= LEAST && home.opened.contains(*address)) {
+    for &(address, bytes) in used.iter().filter(|(address, bytes)| *bytes >= LEAST && is_ours(home.opened, *address)) {
         if let Some(range) = ranges.get_mut(count) {
             *range = Range::of(address, bytes as u64);
             count += 1;

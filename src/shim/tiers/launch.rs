@@ -2,7 +2,7 @@
 //!
 //! Not seen: pointers that a kernel finds in memory. Launches during a capture are left out, since nothing runs then.
 
-use super::{Home, beside, current_home, graphs, now, record, stress, swap, timing};
+use super::{Home, beside, current_home, graphs, is_ours, now, record, stress, swap, timing};
 use crate::process;
 use crate::watch::arguments::{self, Arguments};
 use crate::watch::capture;
@@ -106,7 +106,7 @@ unsafe fn look(api: Api, about: About, arguments: Arguments) -> Option<timing::R
     // SAFETY: as for this function, and the layout is that of the program's function.
     unsafe {
         arguments.words(layout, |word| {
-            if home.opened.contains(word) {
+            if is_ours(home.opened, word) {
                 words.push(word);
             } else if word & Shape::NO_SIZES == 0 {
                 shape.add(word);

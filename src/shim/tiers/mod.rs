@@ -21,6 +21,7 @@ pub mod graphs;
 pub mod idle;
 pub mod launch;
 pub mod obstacles;
+mod own;
 mod placed;
 mod progress;
 mod record;
@@ -34,6 +35,7 @@ use crate::backing::open::{self, Opened};
 use crate::backing::terms;
 use crate::backing::topology::Topology;
 use crate::clock::monotonic_nanoseconds as now;
+use crate::serve::handles;
 use crate::serve::memory::{self, Hearer};
 use crate::watch::arguments::{self, Reader};
 use crate::watch::context;
@@ -84,6 +86,7 @@ pub fn start() {
         return;
     }
     memory::hear_of_blocks(Hearer { made, ended, placed: placed::by_program, refuses: far::refuses });
+    own::start();
     if settings.moving != Move::Off {
         memory::repack_by(repack::repack);
     }
@@ -193,7 +196,7 @@ fn ended(block: &Block) {
 /// Something of this GPU's lies elsewhere for the first time.
 #[cold]
 fn begin(gpu: u32) {
-    let (Some(opened), Some(driver)) = (open::opened(), process::driver()) else { return };
+    let Some((opened, driver)) = ready() else { return };
     let Some(entry) = HOMES.get(gpu as usize) else { return };
     // The driver has to say what the parameters of a kernel are, and when all work of a context is over.
     if !driver.knows_parameters() || !driver.records_contexts() {
@@ -207,8 +210,23 @@ fn begin(gpu: u32) {
         tiers.block_began(block.address, block.bytes);
     }
     drop(tiers);
+    own::each_stretch(gpu, |start, bytes| home.tiers.lock().block_began(start, bytes));
     blocks.iter().for_each(|block| record::began(gpu, block.address, block.bytes));
     arguments::begin(Reader::Tiers);
+}
+
+/// The pool, which a program that makes all of its memory itself has not opened yet, and the driver.
+fn ready() -> Option<(&'static Opened, &'static Driver)> {
+    let driver = process::driver()?;
+    let is_current = || driver.current_context().is_some();
+    let opened = open::opened().or_else(|| if is_current() { open::open(driver) } else { None })?;
+    Some((opened, driver))
+}
+
+/// Whether memory that may move may lie at this address, at a glance.
+#[inline(always)]
+fn is_ours(opened: &Opened, address: u64) -> bool {
+    opened.contains(address) || handles::may_be_own(address)
 }
 
 impl Home {
@@ -272,7 +290,8 @@ pub fn keeps_atomics(opened: &Opened, place: Place) -> bool {
 fn near_room(opened: &Opened, gpu: u32) -> u64 {
     let place = Place::Gpu(gpu);
     let accounts = opened.pool.accounts();
-    accounts.limit(place).saturating_sub(accounts.taken(place)) + opened.pool.unneeded(place)
+    let taken = accounts.taken(place).saturating_add(handles::by_hand::uncharged_at(place));
+    accounts.limit(place).saturating_sub(taken) + opened.pool.unneeded(place)
 }
 
 /// What the way to a place is reckoned with: NVLink as measured on H200, and everything else as PCIe.
@@ -292,6 +311,11 @@ impl Whereabouts for Home {
             };
             tell(Range::of(piece.address, piece.bytes), place);
         }
+        own::pieces(self, range, &mut |piece, place| {
+            if let Some(place) = place {
+                tell(own::range_of(piece).meet(&range), place);
+            }
+        });
     }
 
     fn fixed(&self, range: Range, tell: &mut dyn FnMut(Range)) {
@@ -300,11 +324,21 @@ impl Whereabouts for Home {
         {
             tell(Range::of(piece.address, piece.bytes));
         }
+        own::pieces(self, range, &mut |piece, _| {
+            if own::stays(piece) {
+                tell(own::range_of(piece));
+            }
+        });
         stays(range, tell);
     }
 
     fn unit(&self, address: u64) -> Option<Range> {
-        self.whole(self.opened.pool.pieces(address, 1).first()?)
+        if let Some(piece) = self.opened.pool.pieces(address, 1).first() {
+            return self.whole(piece);
+        }
+        let mut unit = None;
+        own::pieces(self, Range::of(address, 1), &mut |piece, _| unit = Some(own::range_of(piece)));
+        unit
     }
 
     fn near_room(&self) -> u64 {

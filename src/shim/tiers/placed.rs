@@ -51,6 +51,15 @@ pub(super) fn by_program(block: &Block, address: u64, bytes: u64, placing: Placi
     }
 }
 
+/// Something was said of where the program's own memory lies there.
+pub(super) fn own(range: Range, is_placed: bool) {
+    if is_placed || IS_ANY.load(Ordering::Acquire) {
+        let mut all = PLACED.lock();
+        set(&mut all, range, is_placed);
+        IS_ANY.store(!all.is_empty(), Ordering::Release);
+    }
+}
+
 pub(super) fn ended(block: &Block) {
     if IS_ANY.load(Ordering::Acquire) {
         let mut all = PLACED.lock();

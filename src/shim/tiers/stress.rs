@@ -1,11 +1,11 @@
 //! `GPUPOOL_MOVE=stress`: before every launch something of what it names goes to another place, whatever that costs. For tests: what
 //! moving breaks shows at once.
 
-use super::{Home, swap};
+use super::{Home, own, swap};
 use crate::process;
 use gpupool_config::Move;
 use gpupool_pool::{FRAME, Place};
-use gpupool_tiers::{Range, Swap};
+use gpupool_tiers::{Range, Swap, Where};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The same numbers in every run.
@@ -29,7 +29,9 @@ fn below(limit: u64) -> u64 {
 /// Moves some frames of a block that one of these addresses lies in: home if they are elsewhere, else to another place.
 pub(super) fn move_some(home: &Home, words: &[u64]) {
     let Some(&word) = words.get(below(words.len() as u64) as usize) else { return };
-    let Some(block) = home.opened.pool.block_at(word).filter(|block| block.bytes >= FRAME) else { return };
+    let Some(block) = home.opened.pool.block_at(word).filter(|block| block.bytes >= FRAME) else {
+        return move_own(home, word);
+    };
     let frames = block.bytes.div_ceil(FRAME);
     let first = below(frames);
     let count = 1 + below(MOST_FRAMES.min(frames - first));
@@ -37,7 +39,19 @@ pub(super) fn move_some(home: &Home, words: &[u64]) {
     let end = (start + count * FRAME).min(block.address + block.bytes);
     let range = Range { start, end };
     let pieces = home.opened.pool.pieces(start, end - start);
-    let is_near = pieces.first().is_none_or(|piece| piece.place == Place::Gpu(home.gpu));
+    swap(home, range, pieces.first().is_none_or(|piece| piece.place == Place::Gpu(home.gpu)));
+}
+
+/// The same with the program's own memory: the part of it that an address lies in.
+fn move_own(home: &Home, word: u64) {
+    let mut found = None;
+    own::pieces(home, Range::of(word, 1), &mut |piece, place| found = Some((own::range_of(piece), place)));
+    if let Some((range, place)) = found {
+        swap(home, range, place == Some(Where::Near));
+    }
+}
+
+fn swap(home: &Home, range: Range, is_near: bool) {
     let mut swap = Swap::default();
     if is_near && !home.places.is_empty() {
         swap.far.push((range, below(home.places.len() as u64) as u8));

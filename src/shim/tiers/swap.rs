@@ -1,5 +1,6 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
+use super::own::{self, Goes};
 use super::{Home, keeps_atomics, now, obstacles, share, stays, timing, totals};
 use crate::backing::{level, mover, residence, terms};
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
@@ -180,10 +181,10 @@ impl fmt::Display for WhyNot {
 
 /// What became of a swap.
 #[derive(Default)]
-struct Outcome {
-    came: u64,
-    left: u64,
-    stayed: u64,
+pub(super) struct Outcome {
+    pub came: u64,
+    pub left: u64,
+    pub stayed: u64,
     /// Nanoseconds for which the GPU had work of its own in front of the swap.
     waited: u64,
     /// Nanoseconds of preparing it while the GPU had such work: nobody has lost them.
@@ -194,6 +195,7 @@ struct Outcome {
 
 fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot> {
     let mut gone: Vec<(Range, Range, Place)> = Vec::new();
+    let mut own_gone: Vec<Goes> = Vec::new();
     for (range, place) in &swap.far {
         // The next best one where this one lends no more, or is drained.
         let accounts = home.opened.pool.accounts();
@@ -202,36 +204,43 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
         if let Some(place) = place.filter(|place| keeps_atomics(home.opened, **place)) {
             let chunks = chunks_of(home, &[*range], *place);
             gone.extend(chunks.into_iter().map(|(touched, whole)| (touched, whole, *place)));
+            own::goes(home, &[*range], *place, &mut own_gone);
         }
     }
     let room = home.near_room();
-    let leaves: u64 = gone.iter().map(|(_, whole, _)| whole.bytes()).sum();
+    let leaves: u64 = gone.iter().map(|(_, whole, _)| whole.bytes()).sum::<u64>() + own::bytes_of(&own_gone);
     let mut near = coming(home, &swap.near, Place::Gpu(home.gpu), room + leaves);
-    if gone.is_empty() && near.is_empty() && !swap.far.is_empty() {
+    let mut own_near = Vec::new();
+    own::goes(home, &swap.near, Place::Gpu(home.gpu), &mut own_near);
+    if gone.is_empty() && near.is_empty() && own_gone.is_empty() && own_near.is_empty() && !swap.far.is_empty() {
         return Err(WhyNot::Pool("atomics of several GPUs would not be whole there".to_owned()));
     }
-    let comes: u64 = near.iter().map(|wish| wish.bytes).sum();
-    let far = leaving(home, gone, if near.is_empty() { u64::MAX } else { comes.saturating_sub(room) });
+    let comes: u64 = near.iter().map(|wish| wish.bytes).sum::<u64>() + own::bytes_of(&own_near);
+    let has_to_leave = if swap.near.is_empty() { u64::MAX } else { comes.saturating_sub(room) };
+    let far = leaving(home, gone, has_to_leave);
     let leave = far.iter().map(|wish| wish.bytes).sum::<u64>();
+    let own_far = own::enough(own_gone, has_to_leave.saturating_sub(leave));
+    let leave = leave + own::bytes_of(&own_far);
     fit(&mut near, room + leave);
-    if near.is_empty() && !swap.near.is_empty() {
+    let own_near = own::fitting(own_near, (room + leave).saturating_sub(near.iter().map(|wish| wish.bytes).sum()));
+    if near.is_empty() && own_near.is_empty() && !swap.near.is_empty() {
         let [comes, room, leave] = [comes, room, leave].map(format_size);
         return Err(WhyNot::Pool(format!("there is no room for {comes}: {room} are free, and {leave} would leave")));
     }
     join(&mut near, |address| home.opened.pool.block_at(address).map(|block| block.address));
     let mut outcome = Outcome::default();
-    let all: Vec<Wish> = far.iter().chain(&near).copied().collect();
-    match rearrange(home, &all, why, &mut outcome) {
-        // Memory of other sizes comes in than goes out, so what goes has to be gone first.
-        Err(Failed::Full) if !far.is_empty() && !near.is_empty() => {
-            rearrange(home, &far, why, &mut outcome).map_err(WhyNot::from)?;
-            // What left makes room in any case, for this or for the next; but what did not come is not asked for at once again.
-            if rearrange(home, &near, why, &mut outcome).is_err() {
-                let mut tiers = home.tiers.lock();
-                near.iter().for_each(|wish| tiers.stayed(Range::of(wish.address, wish.bytes)));
-            }
+    if own_far.is_empty() && own_near.is_empty() {
+        swap_pooled(home, &far, &near, why, &mut outcome)?;
+    } else {
+        // The pool and the program's own memory each have their steps; what leaves makes room for what comes.
+        if !far.is_empty() {
+            rearrange(home, &far, why, &mut outcome)?;
         }
-        answer => answer?,
+        let exchanged = own::exchange(home, &own_far, &own_near, why, &mut outcome);
+        if outcome.came + outcome.left == 0 {
+            exchanged?;
+        }
+        come_in(home, &near, why, &mut outcome);
     }
     let Outcome { came, left, stayed, waited, hidden, stopped } = outcome;
     let took = (now() - begun).saturating_sub(waited + hidden);
@@ -260,6 +269,29 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
         (event, format!("GPU {}: {came} came near, {left} left, in {microseconds} µs", home.gpu))
     });
     Ok(())
+}
+
+/// Swaps memory of the pool, in one step if that can be.
+fn swap_pooled(home: &Home, far: &[Wish], near: &[Wish], why: Why, outcome: &mut Outcome) -> Result<(), WhyNot> {
+    let all: Vec<Wish> = far.iter().chain(near).copied().collect();
+    match rearrange(home, &all, why, outcome) {
+        // Memory of other sizes comes in than goes out, so what goes has to be gone first.
+        Err(Failed::Full) if !far.is_empty() && !near.is_empty() => {
+            rearrange(home, far, why, outcome)?;
+            come_in(home, near, why, outcome);
+        }
+        answer => answer?,
+    }
+    Ok(())
+}
+
+/// Has these come, for which others have left. What left makes room in any case, for this or for the next; but what did not come is not asked for at once
+/// again.
+fn come_in(home: &Home, near: &[Wish], why: Why, outcome: &mut Outcome) {
+    if !near.is_empty() && rearrange(home, near, why, outcome).is_err() {
+        let mut tiers = home.tiers.lock();
+        near.iter().for_each(|wish| tiers.stayed(Range::of(wish.address, wish.bytes)));
+    }
 }
 
 /// What has to leave for so many bytes to come, of chunks of which this much is to leave: each whole, as far as it is of one block, since
@@ -380,10 +412,16 @@ const AT_REST: Duration = Duration::from_micros(100);
 const LARGE: u64 = 64 << 20;
 
 /// Why ranges stayed where they are.
-enum Failed {
+pub(super) enum Failed {
     /// A place has no room for what is to go there.
     Full,
     Other(WhyNot),
+}
+
+impl Failed {
+    pub fn left_alone() -> Self {
+        Self::Other(WhyNot::Pool("a GPU that it lies on had a grave error".to_owned()))
+    }
 }
 
 impl From<Failed> for WhyNot {
@@ -400,30 +438,61 @@ fn is_left_alone(home: &Home, wish: &Wish) -> bool {
     terms::is_any_left_alone() && pieces().any(|piece| terms::is_place_left_alone(piece.place))
 }
 
-fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> Result<(), Failed> {
-    let mut stuck = false;
-    let phases = Phases::begin();
-    let (mut disturbed, past, stopped) = (None, Cell::new(None), Cell::new(0));
-    let Outcome { waited, hidden, .. } = outcome;
-    let (queue, still) = match why {
-        Why::Launch => (QUEUE, home.progress.still()),
-        Why::Stress => (QUEUE_UNDER_STRESS, QUEUE_UNDER_STRESS),
-        Why::Idle => (Duration::ZERO, Duration::ZERO),
-    };
-    let stop = || {
+/// Stops the program for a move: waits for the work in front of it, and closes the gate.
+pub(super) struct Stop<'a> {
+    home: &'a Home,
+    phases: Phases,
+    /// How long it is waited for queued work, and for how long of that nothing may be seen to end.
+    queue: Duration,
+    still: Duration,
+    stuck: Cell<bool>,
+    disturbed: Cell<Option<Disturbed>>,
+    /// What was running all the same.
+    past: Cell<Option<Disturbed>>,
+    /// Nanoseconds for which the gate was closed, and of the waits before.
+    stopped: Cell<u64>,
+    waited: Cell<u64>,
+    /// Nanoseconds of preparing it while the GPU had work: nobody has lost them.
+    hidden: Cell<u64>,
+}
+
+impl<'a> Stop<'a> {
+    pub fn new(home: &'a Home, why: Why) -> Self {
+        let (queue, still) = match why {
+            Why::Launch => (QUEUE, home.progress.still()),
+            Why::Stress => (QUEUE_UNDER_STRESS, QUEUE_UNDER_STRESS),
+            Why::Idle => (Duration::ZERO, Duration::ZERO),
+        };
+        Self {
+            home,
+            phases: Phases::begin(),
+            queue,
+            still,
+            stuck: Cell::new(false),
+            disturbed: Cell::new(None),
+            past: Cell::new(None),
+            stopped: Cell::new(0),
+            waited: Cell::new(0),
+            hidden: Cell::new(0),
+        }
+    }
+
+    /// Nothing runs until what this returns is dropped; `None`: the devices did not come to rest.
+    pub fn stop(&self) -> Option<Quiet<'_>> {
+        let Self { home, phases, queue, still, .. } = self;
         let begun = now();
         phases.prepared.set(begun);
-        let over = queue.is_zero() || gate::wait_until_quiet(home.driver, queue, still, || timing::passed(home));
+        let over = queue.is_zero() || gate::wait_until_quiet(home.driver, *queue, *still, || timing::passed(home));
         let took = now() - begun;
-        *waited += took;
+        self.waited.set(self.waited.get() + took);
         if took > AT_REST.as_nanos() as u64 {
-            *hidden += begun - phases.begun;
+            self.hidden.set(self.hidden.get() + begun - phases.begun);
         }
         phases.waited.set(begun + took);
         phases.spent.set(mover::spent());
         // What else ended the wait is told by who closes the gate.
-        if !over && (still..queue).contains(&Duration::from_nanos(took)) {
-            stuck = true;
+        if !over && (*still..*queue).contains(&Duration::from_nanos(took)) {
+            self.stuck.set(true);
             home.progress.waited(false);
             return None;
         }
@@ -432,31 +501,61 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
             home.progress.waited(true);
         }
         let closed = gate::close_unless(home.driver, &Limits::default(), |reason| !reason.is_doubt());
-        closed.map(|closed| Quiet::new(closed, &past, &stopped)).map_err(|what| disturbed = Some(what)).ok()
-    };
+        closed
+            .map(|closed| Quiet::new(closed, &self.past, &self.stopped))
+            .map_err(|what| self.disturbed.set(Some(what)))
+            .ok()
+    }
+
+    /// The program runs again; what that took is added up.
+    pub fn over(&self, outcome: &mut Outcome) {
+        outcome.stopped += self.stopped.replace(0);
+        outcome.waited += self.waited.replace(0);
+        outcome.hidden += self.hidden.replace(0);
+    }
+
+    /// It was not to be stopped, or something else was in the way.
+    pub fn failed(&self, outcome: &mut Outcome) -> Failed {
+        self.over(outcome);
+        if self.stuck.get() {
+            return Failed::Other(WhyNot::Stuck(self.still));
+        }
+        let busy = || WhyNot::Pool("a GPU is at work on what is freed beside it".to_owned());
+        Failed::Other(self.disturbed.take().map_or_else(busy, WhyNot::Disturbed))
+    }
+
+    /// Work was seen although it was stopped: nothing moves in this process any more.
+    pub fn passed(&self, outcome: &mut Outcome) -> Failed {
+        self.over(outcome);
+        Failed::Other(ended(self.home, passed(self.past.take())))
+    }
+}
+
+fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> Result<(), Failed> {
+    let stop = Stop::new(home, why);
     let lies = |wish: &Wish| home.opened.pool.pieces(wish.address, 1).first().map_or(wish.to, |piece| piece.place);
     let lay: Vec<Place> = wishes.iter().map(lies).collect();
     if wishes.iter().any(|wish| is_left_alone(home, wish)) {
-        return Err(Failed::Other(WhyNot::Pool("a GPU that it lies on had a grave error".to_owned())));
+        return Err(Failed::left_alone());
     }
-    let answer = home.opened.pool.rearrange(wishes, stop);
-    outcome.stopped += stopped.get();
-    phases.tell(home.gpu, stopped.get());
+    let answer = home.opened.pool.rearrange(wishes, || stop.stop());
+    stop.phases.tell(home.gpu, stop.stopped.get());
     let done = match answer {
         Ok(done) => done,
-        Err(MoveError::Full { .. }) => return Err(Failed::Full),
-        Err(MoveError::NotNow) => {
-            if stuck {
-                return Err(Failed::Other(WhyNot::Stuck(still)));
-            }
-            let busy = || WhyNot::Pool("a GPU is at work on what is freed beside it".to_owned());
-            return Err(Failed::Other(disturbed.map_or_else(busy, WhyNot::Disturbed)));
+        Err(MoveError::Full { .. }) => {
+            stop.over(outcome);
+            return Err(Failed::Full);
         }
-        Err(MoveError::NotQuiet) => return Err(Failed::Other(ended(home, passed(past.take())))),
-        Err(error) => return Err(Failed::Other(WhyNot::Pool(format!("{error:?}")))),
+        Err(MoveError::NotNow) => return Err(stop.failed(outcome)),
+        Err(MoveError::NotQuiet) => return Err(stop.passed(outcome)),
+        Err(error) => {
+            stop.over(outcome);
+            return Err(Failed::Other(WhyNot::Pool(format!("{error:?}"))));
+        }
     };
+    stop.over(outcome);
     match done.cut_short {
-        Some(MoveError::NotQuiet) => drop(ended(home, passed(past.take()))),
+        Some(MoveError::NotQuiet) => drop(ended(home, passed(stop.past.take()))),
         Some(MoveError::Backend(error)) => drop(ended(home, Reason::CutShort(error))),
         _ => {}
     }

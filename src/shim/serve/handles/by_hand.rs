@@ -1,9 +1,9 @@
 //! Memory of the program's own that the program places itself: what it made by `cuMemCreate` goes whole, wherever it is mapped.
 
-use super::exchange::{self, Stays};
+use super::exchange::{self, Much, Stays};
 use super::inventory::Inventory;
-pub use super::inventory::Own;
-use super::{with_inventory, with_range};
+pub use super::inventory::{Own, OwnPiece};
+use super::{may_be_own, with_inventory, with_range};
 use crate::backing::open::{self, Opened};
 use crate::fence;
 use crate::gate;
@@ -69,11 +69,17 @@ pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, st
         let event = BlockMove { address, bytes: moved, home, place: place.to_string(), stayed, label: None };
         (event, format!("moved {} of the program's own at {address:#x} to {place}{but}", format_size(moved)))
     });
+    super::tell_placed(address, bytes, true);
     match refused {
         Some(refused) => Err(refused),
         None if stayed > 0 || moved + there == 0 => Err(Unplaced::Stayed),
         None => Ok(()),
     }
+}
+
+/// The program does not mind any more where so many bytes lie, which [`place`] has put somewhere.
+pub fn is_anywhere(address: u64, bytes: u64) {
+    super::tell_placed(address, bytes, false);
 }
 
 /// All that is mapped whole, once each.
@@ -202,8 +208,48 @@ pub fn move_behind<A>(
     let inward = place == Place::Gpu(asked);
     let copy =
         |to: u64, from: u64, bytes: u64| copied(opened, copier, &[Transfer { from, to, bytes, inward, stored: false }]);
-    let moves = |readers: &[u32]| exchange::move_to(driver, start, place, readers, copier, copy);
+    let readers = |place: Place| opened.plan.readers(place).collect();
+    let moves = |_: &[u32]| exchange::move_to(driver, (start, Much::All), place, &readers, copier, copy);
     to_place(opened, place, bytes, alone, moves)
+}
+
+/// Moves the part that begins at an address, which nobody uses: the caller has stopped the program. `is_quiet` is asked between the copy and
+/// the moment from which the old memory is not there any more.
+///
+/// # Errors
+/// It stays; why. `CUDA_ERROR_NOT_READY`: somebody used it after all.
+pub fn move_part(
+    driver: &Driver,
+    opened: &Opened,
+    piece: &OwnPiece,
+    place: Place,
+    mut is_quiet: impl FnMut() -> bool,
+) -> Result<(), Unplaced> {
+    let &OwnPiece { start, bytes, asked, .. } = piece;
+    let copier = copier(driver, asked);
+    let inward = place == Place::Gpu(asked);
+    let is_quiet = std::cell::RefCell::new(&mut is_quiet);
+    let copy = |to: u64, from: u64, bytes: u64| {
+        let result = copied(opened, copier, &[Transfer { from, to, bytes, inward, stored: false }]);
+        if result.is_ok() && !(is_quiet.borrow_mut())() { CuResult::NOT_READY } else { result }
+    };
+    let readers = |place: Place| opened.plan.readers(place).collect();
+    let moves = |_: &[u32]| exchange::move_to(driver, (start, Much::Part), place, &readers, copier, copy);
+    to_place(opened, place, bytes, || Some(()), moves)
+}
+
+/// The parts of the program's own memory that have something of a range, each whole, in order of address. What is mapped in part is one, and stays.
+pub fn pieces(address: u64, bytes: u64) -> Vec<OwnPiece> {
+    if may_be_own(address) || may_be_own(address.saturating_add(bytes).saturating_sub(1)) {
+        with_inventory(|inventory| inventory.own_pieces(address, bytes))
+    } else {
+        Vec::new()
+    }
+}
+
+/// Bytes at a place that are in no account: they went where they were asked to go, and no limit counts them.
+pub fn uncharged_at(place: Place) -> u64 {
+    if super::is_any() { with_inventory(|inventory| inventory.uncharged_at(place)) } else { 0 }
 }
 
 /// What whoever moves it is told, and the log of what is lost.

@@ -15,6 +15,7 @@ use super::{SETTLED, with_inventory};
 use crate::backing::reclaim;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Physical, Properties};
 use gpupool_pool::{Claim, Place};
+use std::ops::Range;
 
 /// Why memory stays on its physical pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +41,13 @@ pub enum Stays {
 /// Memory behind a number while other memory is being put there: no call of the program's uses it meanwhile.
 struct Moving {
     number: Number,
-    old: Vec<Part>,
+    /// All parts, before and behind those that change, too.
+    all: Vec<Part>,
+    /// Which of them change, and where they begin in the memory.
+    which: Range<usize>,
+    offset: u64,
+    /// Whether other parts stay, which others may reach than those that change.
+    is_part: bool,
     /// References of the driver's on each part.
     held: u64,
     mappings: Vec<(u64, Mapping)>,
@@ -71,27 +78,46 @@ impl Inventory {
         is_one(mapping.number) && self.may_move(mapping.number).is_ok()
     }
 
-    fn begin_move(&mut self, number: Number) -> Result<Moving, Stays> {
+    /// All of this number's memory is about to change its pages, or the part alone that begins at this offset.
+    fn begin_move(&mut self, number: Number, part: Option<u64>) -> Result<Moving, Stays> {
         self.may_move(number)?;
         let memory = self.memory.get_mut(&number).ok_or(Stays::Unknown)?;
+        let (which, offset) = match part {
+            None => (0..memory.parts.len(), 0),
+            Some(offset) => {
+                let mut begins = memory.parts.iter().scan(0, |at, part| Some(std::mem::replace(at, *at + part.bytes)));
+                let nth = begins.position(|begin| begin == offset).ok_or(Stays::Unknown)?;
+                (nth..nth + 1, offset)
+            }
+        };
         memory.moving = true;
-        let (old, held) = (memory.parts.clone(), memory.held);
+        let (all, held) = (memory.parts.clone(), memory.held);
         let of_it = self.mappings.iter().filter(|(_, mapping)| mapping.number == number);
         let mappings = of_it.map(|(start, mapping)| (*start, mapping.clone())).collect();
-        Ok(Moving { number, old, held, mappings })
+        Ok(Moving { number, all, which, offset, is_part: part.is_some(), held, mappings })
     }
 
-    /// Ends what [`Inventory::begin_move`] began, with this behind the number now, which was charged, or what there was before.
-    fn end_move(&mut self, moving: &Moving, new: Option<&[Part]>, readers: &[u32]) {
+    /// Ends what [`Inventory::begin_move`] began, with this in place of what changed, which was charged, or what there was before.
+    fn end_move(&mut self, moving: &Moving, new: Option<Part>, readers: &[u32]) {
         let Some(memory) = self.memory.get_mut(&moving.number) else { return };
         memory.moving = false;
         let Some(new) = new else { return };
         memory.held = memory.held.min(1);
-        self.replace(moving.number, new, true);
-        self.widen_for(&moving.mappings, readers);
+        let (before, behind) = (&moving.all[..moving.which.start], &moving.all[moving.which.end..]);
+        let all: Vec<Part> = before.iter().chain(&[new]).chain(behind).copied().collect();
+        self.replace(moving.number, &all, true);
+        if !moving.is_part {
+            return self.widen_for(&moving.mappings, readers);
+        }
+        for (start, mapping) in &moving.mappings {
+            if let Some(known) = self.mappings.get_mut(start) {
+                known.widened.extend(mapping.for_readers(readers));
+            }
+        }
     }
 
-    /// These parts are behind a number from here on, charged or not, and what was there before is not.
+    /// These parts are behind a number from here on, charged or not, and what was there before is not, but for what is among them.
+    /// Memory of several parts is charged, always.
     fn replace(&mut self, number: Number, new: &[Part], charged: bool) {
         let Some(memory) = self.memory.get_mut(&number) else { return };
         let (was_charged, was_elsewhere, was_disguised) =
@@ -100,7 +126,7 @@ impl Inventory {
         memory.charged = charged;
         let (is_elsewhere, is_disguised) = (memory.asked_elsewhere(), memory.is_disguised());
         self.disguised = self.disguised + usize::from(is_disguised) - usize::from(was_disguised);
-        for part in &old {
+        for part in old.iter().filter(|part| !new.contains(part)) {
             if self.numbers.get(&part.handle) == Some(&number) {
                 self.numbers.remove(&part.handle);
             }
@@ -299,16 +325,34 @@ fn swap(
 }
 
 impl Moving {
+    /// The parts that change.
+    fn old(&self) -> &[Part] {
+        &self.all[self.which.clone()]
+    }
+
+    /// Who may use them where they are: the GPUs that reach them there, of all who may use any of the memory.
+    fn access_before(&self, mapping: &Mapping, readers: &dyn Fn(Place) -> Vec<u32>) -> Vec<Access> {
+        match *self.old() {
+            [Part { place, .. }] if self.is_part => mapping.access_for(&readers(place)),
+            _ => mapping.access(),
+        }
+    }
+
+    /// Their bytes.
+    fn bytes(&self) -> u64 {
+        self.old().iter().map(|part| part.bytes).sum()
+    }
+
     /// Takes a reference on the old memory where the program has none any more.
     fn keep(&self, driver: &Driver) -> Result<(), Stays> {
         if self.held > 0 {
             return Ok(());
         }
         let (start, _) = self.mappings.first().ok_or(Stays::Unknown)?;
-        let mut at = *start;
-        for (index, part) in self.old.iter().enumerate() {
+        let mut at = *start + self.offset;
+        for (index, part) in self.old().iter().enumerate() {
             if let Err(refused) = driver.retain_at(at) {
-                self.old[..index].iter().for_each(|part| {
+                self.old()[..index].iter().for_each(|part| {
                     let _ = again(|| driver.release(part.handle));
                 });
                 return Err(Stays::Refused(refused));
@@ -321,27 +365,29 @@ impl Moving {
     /// Gives back what [`Moving::keep`] took.
     fn let_go(&self, driver: &Driver) {
         if self.held == 0 {
-            for part in &self.old {
+            for part in self.old() {
                 let _ = again(|| driver.release(part.handle));
             }
         }
     }
 
     /// Puts `new` behind every mapping, or behind none.
-    fn swap_all(&self, driver: &Driver, new: &[Part], readers: &[u32]) -> Result<(), Stays> {
+    fn swap_all(&self, driver: &Driver, new: Part, readers: &dyn Fn(Place) -> Vec<u32>) -> Result<(), Stays> {
         let mut done: Vec<&(u64, Mapping)> = Vec::new();
+        let (bytes, there) = (self.bytes(), readers(new.place));
+        let before = |mapping: &Mapping| self.access_before(mapping, readers);
         for mapped in &self.mappings {
             let (start, mapping) = mapped;
-            let before = mapping.access();
-            let after = mapping.access_for(readers);
-            if let Err(refused) = swap(driver, *start, mapping.bytes, (&self.old, &before), (new, &after)) {
+            let after = mapping.access_for(&there);
+            let (old, new) = ((self.old(), &before(mapping)[..]), (&[new][..], &after[..]));
+            if let Err(refused) = swap(driver, *start + self.offset, bytes, old, new) {
                 let mut refused = refused;
                 for (start, mapping) in done.into_iter().rev() {
-                    let unmapped = again(|| driver.unmap(*start, mapping.bytes));
+                    let unmapped = again(|| driver.unmap(*start + self.offset, bytes));
                     refused = if unmapped.is_ok() {
-                        self.put_back(driver, *start, mapping, refused)
+                        self.put_back(driver, *start, &before(mapping), refused)
                     } else {
-                        Stays::Lost(unmapped, *start)
+                        Stays::Lost(unmapped, *start + self.offset)
                     };
                 }
                 return Err(refused);
@@ -352,18 +398,19 @@ impl Moving {
     }
 
     /// Maps the old memory again where nothing is; why it stays, or that it is lost.
-    fn put_back(&self, driver: &Driver, start: u64, mapping: &Mapping, refused: Stays) -> Stays {
-        let result = again(|| put(driver, start, &self.old, &mapping.access()));
+    fn put_back(&self, driver: &Driver, start: u64, access: &[Access], refused: Stays) -> Stays {
+        let start = start + self.offset;
+        let result = again(|| put(driver, start, self.old(), access));
         if result.is_ok() { refused } else { Stays::Lost(result, start) }
     }
 
     /// Takes it out of all mappings, or of none.
     fn unmap_all(&self, driver: &Driver) -> Result<(), Stays> {
-        for (nth, (start, mapping)) in self.mappings.iter().enumerate() {
-            if let Err(refused) = driver.unmap(*start, mapping.bytes).ok() {
+        for (nth, (start, _)) in self.mappings.iter().enumerate() {
+            if let Err(refused) = driver.unmap(*start + self.offset, self.bytes()).ok() {
                 let done = self.mappings[..nth].iter();
                 return Err(done.fold(Stays::Refused(refused), |refused, (start, mapping)| {
-                    self.put_back(driver, *start, mapping, refused)
+                    self.put_back(driver, *start, &mapping.access(), refused)
                 }));
             }
         }
@@ -371,22 +418,32 @@ impl Moving {
     }
 }
 
+/// How much of a number's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Much {
+    All,
+    /// The part of it that begins at the address.
+    Part,
+}
+
 /// Moves what is mapped at an address to another place, with its data. No work that uses it is queued or running, and none is begun
 /// meanwhile: the caller sees to that. `copy` copies so many bytes to one address from another and waits until that is done, on the
-/// GPU `copier`, which reaches both places; `readers` are the GPUs that must reach memory of that place.
+/// GPU `copier`, which reaches both places; `readers` are the GPUs that must reach memory of a place. Nothing was unmapped before `copy`
+/// is called, and nothing is if it fails.
 pub fn move_to(
     driver: &Driver,
-    address: u64,
+    (address, much): (u64, Much),
     place: Place,
-    readers: &[u32],
+    readers: &dyn Fn(Place) -> Vec<u32>,
     copier: u32,
     copy: impl FnOnce(u64, u64, u64) -> CuResult,
 ) -> Result<(), Stays> {
     let moving = with_inventory(|inventory| {
-        let number = inventory.mapping_at(address).map(|(_, mapping)| mapping.number);
-        inventory.begin_move(number.ok_or(Stays::Unknown)?)
+        let (start, mapping) = inventory.mapping_at(address).ok_or(Stays::Unknown)?;
+        let number = mapping.number;
+        inventory.begin_move(number, (much == Much::Part).then_some(address - start))
     })?;
-    let bytes = moving.old.iter().map(|part| part.bytes).sum();
+    let bytes = moving.bytes();
     let accounts = with_inventory(|inventory| inventory.accounts);
     let has_room = accounts.is_none_or(|accounts| accounts.charge(Claim::Handles, place, bytes));
     let kept = moving.keep(driver);
@@ -395,22 +452,21 @@ pub fn move_to(
         false => Err(Stays::NoRoom),
     };
     let moved = made.and_then(|handle| {
-        let new = [Part { handle, place, bytes }];
-        if let Err(refused) = moving.swap_all(driver, &new, readers) {
+        let new = Part { handle, place, bytes };
+        if let Err(refused) = moving.swap_all(driver, new, readers) {
             let _ = again(|| driver.release(handle));
             return Err(refused);
         }
         Ok(new)
     });
-    let new = moved.as_ref().ok().map(<[Part; 1]>::as_slice);
-    with_inventory(|inventory| inventory.end_move(&moving, new, readers));
+    with_inventory(|inventory| inventory.end_move(&moving, moved.ok(), &readers(place)));
     SETTLED.notify_all();
     if kept.is_ok() {
         moving.let_go(driver);
     }
     match moved {
-        Ok([new]) => {
-            for part in &moving.old {
+        Ok(new) => {
+            for part in moving.old() {
                 for _ in 0..moving.held {
                     let _ = again(|| driver.release(part.handle));
                 }
@@ -436,13 +492,13 @@ pub fn put_away(driver: &Driver, address: u64) -> Result<(), Stays> {
     let moving = with_inventory(|inventory| {
         let number = inventory.mapping_at(address).map(|(_, mapping)| mapping.number).ok_or(Stays::Unknown)?;
         let was_charged = inventory.memory.get(&number).is_some_and(|memory| memory.charged);
-        Ok((inventory.begin_move(number)?, was_charged))
+        Ok((inventory.begin_move(number, None)?, was_charged))
     });
     let (moving, was_charged) = moving?;
-    let bytes = moving.old.iter().map(|part| part.bytes).sum();
+    let bytes = moving.bytes();
     let kept = moving.keep(driver);
     let taken = kept.and_then(|()| {
-        let [Part { handle, place: from, .. }] = moving.old[..] else { return Err(Stays::MappedInPart) };
+        let [Part { handle, place: from, .. }] = *moving.old() else { return Err(Stays::MappedInPart) };
         let Properties { handle_types, rdma, .. } = driver.properties_of(handle).map_err(Stays::Refused)?;
         moving.unmap_all(driver)?;
         Ok(Away { from, was_charged, handle_types, rdma })
@@ -456,7 +512,7 @@ pub fn put_away(driver: &Driver, address: u64) -> Result<(), Stays> {
         moving.let_go(driver);
     }
     taken?;
-    for part in &moving.old {
+    for part in moving.old() {
         for _ in 0..moving.held {
             let _ = again(|| driver.release(part.handle));
         }
@@ -568,7 +624,7 @@ fn filled(
     copier: u32,
     copy: impl FnOnce(u64, u64, u64) -> CuResult,
 ) -> Result<Physical, Stays> {
-    let first = moving.old.first().ok_or(Stays::Unknown)?;
+    let first = moving.old().first().ok_or(Stays::Unknown)?;
     let properties = driver.properties_of(first.handle).map_err(Stays::Refused)?;
     reclaim::make_room_at(place);
     let handle = driver.create(bytes, &properties.at(place)).map_err(Stays::Refused)?;
@@ -581,7 +637,7 @@ fn filled(
             let beside = window + bytes;
             let mut result = put(driver, window, &[part], &access);
             if result.is_ok() {
-                result = put(driver, beside, &moving.old, &access);
+                result = put(driver, beside, moving.old(), &access);
                 if result.is_ok() {
                     result = copy(window, beside, bytes);
                     let unmapped = again(|| driver.unmap(beside, bytes));
@@ -723,7 +779,7 @@ mod tests {
         }
 
         fn moves(&self, address: u64, place: Place, readers: &[u32]) -> Result<(), Stays> {
-            move_to(self.driver, address, place, readers, 0, self.copy())
+            move_to(self.driver, (address, Much::All), place, &|_| readers.to_vec(), 0, self.copy())
         }
     }
 
@@ -1019,7 +1075,7 @@ mod tests {
         let (number, copy) = (program.number, machine.copy());
         let mut caller = None;
         let (begins, began) = std::sync::mpsc::channel();
-        let moved = move_to(machine.driver, program.writable, PEER, &[0], 0, |to, from, bytes| {
+        let moved = move_to(machine.driver, (program.writable, Much::All), PEER, &|_| vec![0], 0, |to, from, bytes| {
             caller = Some(thread::spawn(move || {
                 begins.send(()).unwrap();
                 handles::use_of(number).unwrap().handle()

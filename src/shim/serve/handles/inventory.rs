@@ -139,6 +139,18 @@ pub struct Own {
     pub place: Place,
 }
 
+/// A part of the program's own memory where it is mapped, for who moves it by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnPiece {
+    pub start: u64,
+    pub bytes: u64,
+    /// The GPU that the memory was asked for on.
+    pub asked: u32,
+    pub place: Place,
+    /// Whether it cannot change its pages: something reaches them past this address, or more of the memory is mapped elsewhere.
+    pub stays: bool,
+}
+
 /// Mapped memory of one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
@@ -220,6 +232,11 @@ pub struct Unmapping {
 impl Unmapping {
     pub fn is_empty(&self) -> bool {
         self.mappings.is_empty()
+    }
+
+    /// Where each begins, and its bytes.
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
+        self.mappings.iter().map(|(start, mapping)| (*start, mapping.bytes)).collect()
     }
 }
 
@@ -654,6 +671,46 @@ impl Inventory {
             }
         }
         found
+    }
+
+    /// The parts of the program's own memory that have something of a range.
+    pub fn own_pieces(&self, address: u64, bytes: u64) -> Vec<OwnPiece> {
+        let end = address.saturating_add(bytes);
+        let before = self.mapping_at(address).filter(|(start, _)| *start < address);
+        let inside = self.in_range(address, bytes).map(|(start, mapping)| (*start, mapping));
+        let mut pieces = Vec::new();
+        for (start, mapping) in before.into_iter().chain(inside) {
+            let Some(memory) = self.memory.get(&mapping.number).filter(|memory| memory.away.is_none()) else { continue };
+            let Origin::Asked(asked) = memory.origin else { continue };
+            let is_whole = mapping.offset == 0 && mapping.bytes == memory.bytes();
+            let stays = !is_whole || memory.mappings > 1 || memory.anchors.first().is_some();
+            if !is_whole {
+                let place = memory.parts.first().map_or(Place::Gpu(asked), |part| part.place);
+                pieces.push(OwnPiece { start, bytes: mapping.bytes, asked, place, stays });
+                continue;
+            }
+            let mut at = start;
+            for part in &memory.parts {
+                pieces.push(OwnPiece { start: at, bytes: part.bytes, asked, place: part.place, stays });
+                at += part.bytes;
+            }
+        }
+        pieces.retain(|piece| piece.start < end && address < piece.start + piece.bytes);
+        pieces
+    }
+
+    /// Bytes of the program's own memory at a place that are in no account.
+    pub fn uncharged_at(&self, place: Place) -> u64 {
+        let own = self.memory.values().filter(|memory| matches!(memory.origin, Origin::Asked(_)) && !memory.charged);
+        own.flat_map(|memory| &memory.parts).filter(|part| part.place == place).map(|part| part.bytes).sum()
+    }
+
+    /// What is mapped at an address: bytes, the GPU that it was asked for on, and whether some of it is elsewhere. `None` for what another process made.
+    pub fn own_at(&self, start: u64) -> Option<(u64, u32, bool)> {
+        let mapping = self.mappings.get(&start)?;
+        let memory = self.memory.get(&mapping.number)?;
+        let Origin::Asked(asked) = memory.origin else { return None };
+        Some((mapping.bytes, asked, memory.asked_elsewhere().is_some()))
     }
 
     /// Bytes of the program's own memory at a place, mapped or not.

@@ -28,9 +28,10 @@ use crate::serve::memory;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Physical};
 use gpupool_pool::Place;
 use inventory::{Inventory, Origin, Piece};
+use once_cell::race::OnceBox;
 use parking_lot::{Condvar, Mutex};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 static INVENTORY: Mutex<Option<Inventory>> = Mutex::new(None);
 /// Told whenever other memory was put behind a number.
@@ -217,7 +218,62 @@ pub fn begin_map(number: Number) -> Option<Behind> {
 
 /// Notes how the mapping ended that [`begin_map`] announced.
 pub fn end_map(number: Number, address: u64, bytes: u64, offset: u64, succeeded: bool) {
+    if succeeded {
+        widen_bounds(address, bytes);
+    }
     with_inventory(|inventory| inventory.end_map(number, address, bytes, offset, succeeded));
+    if succeeded {
+        tell_mapped(address);
+    }
+}
+
+/// Who hears of where the program's own memory is mapped.
+#[derive(Clone, Copy)]
+pub struct Hearer {
+    /// So many bytes are mapped from this address on, which were asked for on this GPU; whether some of them lie elsewhere.
+    pub mapped: fn(u64, u64, u32, bool),
+    /// Those are about to be unmapped.
+    pub unmapped: fn(u64, u64),
+    /// The program has put those somewhere, where they are to stay, or (`false`) does not mind any more.
+    pub placed: fn(u64, u64, bool),
+}
+
+static HEARER: OnceBox<Hearer> = OnceBox::new();
+
+/// Has this one told of it, from now on: by who moves it, which most programs do not ask for.
+pub fn hear_of_mappings(hearer: Hearer) {
+    let _ = HEARER.set(Box::new(hearer));
+}
+
+/// What is mapped there since now, or is after all.
+fn tell_mapped(start: u64) {
+    if let Some(hearer) = HEARER.get()
+        && let Some((bytes, asked, is_elsewhere)) = with_inventory(|inventory| inventory.own_at(start))
+    {
+        (hearer.mapped)(start, bytes, asked, is_elsewhere);
+    }
+}
+
+/// The program has said where it wants what is mapped there.
+fn tell_placed(address: u64, bytes: u64, is_placed: bool) {
+    if let Some(hearer) = HEARER.get() {
+        (hearer.placed)(address, bytes, is_placed);
+    }
+}
+
+/// The first address that was ever mapped by the program, and the end of the last: all of its own memory lies between.
+static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
+static END: AtomicU64 = AtomicU64::new(0);
+
+fn widen_bounds(address: u64, bytes: u64) {
+    LOWEST.fetch_min(address, Ordering::Relaxed);
+    END.fetch_max(address.saturating_add(bytes), Ordering::Relaxed);
+}
+
+/// Whether memory of the program's own may be mapped at this address, at a glance.
+#[inline(always)]
+pub fn may_be_own(address: u64) -> bool {
+    address < END.load(Ordering::Relaxed) && address >= LOWEST.load(Ordering::Relaxed)
 }
 
 /// A range is about to be unmapped. An error where it would take a part from memory that is one for the program.
@@ -226,13 +282,19 @@ pub fn begin_unmap(address: u64, bytes: u64) -> Result<Unmapping, CuResult> {
         true => Err(CuResult::INVALID_VALUE),
         false => Ok(inventory.begin_unmap(address, bytes)),
     };
-    with_range(address, bytes, begin).unwrap_or_else(|| Ok(Unmapping::default()))
+    let unmapping = with_range(address, bytes, begin).unwrap_or_else(|| Ok(Unmapping::default()))?;
+    if let Some(hearer) = HEARER.get() {
+        unmapping.ranges().into_iter().for_each(|(start, bytes)| (hearer.unmapped)(start, bytes));
+    }
+    Ok(unmapping)
 }
 
 /// Notes how the unmapping ended for which [`begin_unmap`] took these mappings out; they come back where it failed.
 pub fn end_unmap(unmapping: Unmapping, succeeded: bool) {
     if !unmapping.is_empty() {
+        let ranges = if succeeded { Vec::new() } else { unmapping.ranges() };
         with_inventory(|inventory| inventory.end_unmap(unmapping, succeeded));
+        ranges.into_iter().for_each(|(start, _)| tell_mapped(start));
         bell::changed();
     }
 }

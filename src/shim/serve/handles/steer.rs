@@ -14,6 +14,7 @@ use gpupool_cuda::{CuResult, Device, Driver, Physical, Properties};
 use gpupool_events::VmmSteer;
 use gpupool_interpose::{Api, Real};
 use gpupool_pool::{Claim, FRAME, Place, Room, spread};
+use std::collections::BTreeMap;
 
 /// What a program asks `cuMemCreate` for.
 pub struct Request {
@@ -211,8 +212,10 @@ unsafe fn elsewhere(
     if trimmed {
         rooms = self::rooms(driver, plan, request, limit);
     }
+    // Where memory may move it moves by whole parts.
+    let largest = backing::open::largest_chunk(process::settings().moving);
     // Each failure at least halves a room, so this ends. (Where nobody could tell what a place has, the first guess is all.)
-    while let Ok(pieces) = spread(bytes, &rooms, backing::open::policy(), 0) {
+    while let Ok(pieces) = spread(bytes, &rooms, backing::open::policy(), 0).map(|pieces| cut(pieces, largest)) {
         let charged = plan.accounts.charge_below(Claim::Handles, &pieces, limit);
         let charged = charged.map_err(|place| (place, CuResult::OUT_OF_MEMORY));
         let (place, result) = match charged.and_then(|()| make(driver, plan, request, &pieces)) {
@@ -225,6 +228,14 @@ unsafe fn elsewhere(
         rooms.iter_mut().filter(|room| room.place == place).for_each(|room| room.bytes = left);
     }
     None
+}
+
+/// The same pieces in parts of so many bytes at most.
+fn cut(pieces: Vec<(Place, u64)>, largest: u64) -> Vec<(Place, u64)> {
+    let parts = |(place, bytes): (Place, u64)| {
+        (0..bytes.div_ceil(largest)).map(move |nth| (place, largest.min(bytes - nth * largest)))
+    };
+    pieces.into_iter().flat_map(parts).collect()
 }
 
 /// What each GPU could give to a part of a request, best first. Not the host: an arena sized by what several GPUs have
@@ -272,7 +283,11 @@ unsafe fn hand_out(output: *mut Physical, request: &Request, parts: Vec<Part>, w
     // SAFETY: not NULL; the driver would write there.
     unsafe { *output = number };
     let (whole, full) = (format_size(request.bytes), if why == "limit" { "at its limit" } else { "full" });
-    for &Part { place, bytes, .. } in parts.iter().filter(|part| part.place != Place::Gpu(home)) {
+    let mut elsewhere: BTreeMap<Place, u64> = BTreeMap::new();
+    for part in parts.iter().filter(|part| part.place != Place::Gpu(home)) {
+        *elsewhere.entry(part.place).or_default() += part.bytes;
+    }
+    for (place, bytes) in elsewhere {
         memory::count_spilled(bytes);
         if place.is_host() {
             memory::report_host(home, bytes, request.bytes);

@@ -12,16 +12,17 @@ pub use told::{judge, lost_microseconds, read_bytes, refuses, worst};
 
 use super::launch::About;
 use super::timing::{self, Running, Timing};
-use super::{GPUS, link, now, totals};
-use crate::backing::open::{self, Opened};
+use super::{GPUS, link, now, own, totals};
+use crate::backing::open::Opened;
 use crate::process;
+use crate::serve::handles::by_hand;
 use crate::watch::arguments::{self, Arguments, Reader};
 use crate::watch::{capture, context, site};
 use gpupool_cuda::{self as cuda, Driver};
 use gpupool_events::Site;
 use gpupool_interpose::Api;
 use gpupool_pool::{Allocation, Block, Place};
-use gpupool_tiers::{FarLink, Links};
+use gpupool_tiers::{FarLink, Links, Range};
 use ledger::{Ledger, Seen};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -82,6 +83,13 @@ pub(super) fn made(allocation: &Allocation) {
     }
 }
 
+/// Some of what the program made by `cuMemCreate` for this GPU lies elsewhere.
+pub(super) fn own_is_far(gpu: u32) {
+    if watch(gpu).is_none() {
+        begin(gpu);
+    }
+}
+
 /// A block ended.
 pub(super) fn ended(block: &Block) {
     if let Some(watch) = watch(block.home) {
@@ -95,7 +103,7 @@ pub(super) fn ended(block: &Block) {
 
 #[cold]
 fn begin(gpu: u32) {
-    let (Some(opened), Some(driver)) = (open::opened(), process::driver()) else { return };
+    let Some((opened, driver)) = super::ready() else { return };
     let Some(entry) = WATCHES.get(gpu as usize) else { return };
     if !driver.knows_parameters() {
         return;
@@ -181,7 +189,7 @@ impl Watch {
         // SAFETY: as for this function, and the layout is that of the program's function.
         unsafe {
             arguments.words(layout, |word| {
-                if words.len() < WORDS && self.opened.contains(word) {
+                if words.len() < WORDS && super::is_ours(self.opened, word) {
                     words.push(word);
                 }
             });
@@ -238,7 +246,11 @@ impl Watch {
         let mut seen = Seen { weight, once: 1.0, ..Seen::default() };
         let mut saved = 0.0;
         for &word in words {
-            let Some(block) = self.opened.pool.block_at(word).filter(|block| block.home == self.gpu) else { continue };
+            let block = self.opened.pool.block_at(word).filter(|block| block.home == self.gpu);
+            let Some(limit) = block.as_ref().map(|block| block.address + block.bytes).or_else(|| own::end_at(word))
+            else {
+                continue;
+            };
             let end = {
                 let mut pointers = self.pointers.lock();
                 if pointers.len() < POINTERS {
@@ -246,21 +258,32 @@ impl Watch {
                 }
                 pointers.range(word + 1..).next().copied().unwrap_or(u64::MAX)
             };
-            let end = end.min(block.address + block.bytes);
-            for piece in self.opened.pool.pieces(word, end - word) {
-                seen.bytes += piece.bytes;
-                let Some((_, link)) = self.links.iter().find(|(place, _)| *place == piece.place) else { continue };
-                *(if piece.place.is_host() { &mut seen.on_host } else { &mut seen.on_peers }) += piece.bytes;
-                seen.anchored += if piece.anchors.is_empty() { 0 } else { piece.bytes };
-                let pass = piece.bytes as f64 / link.kernel;
+            let end = end.min(limit);
+            for (bytes, place, is_anchored) in self.pieces(word, end, block.is_some()) {
+                seen.bytes += bytes;
+                let Some((_, link)) = self.links.iter().find(|(known, _)| *known == place) else { continue };
+                *(if place.is_host() { &mut seen.on_host } else { &mut seen.on_peers }) += bytes;
+                seen.anchored += if is_anchored { bytes } else { 0 };
+                let pass = bytes as f64 / link.kernel;
                 seen.pass_ns += pass;
-                saved += pass - piece.bytes as f64 / self.near;
+                saved += pass - bytes as f64 / self.near;
             }
         }
         if seen.pass_ns > 0.0 {
             seen.once = (saved / seen.pass_ns).clamp(0.0, 1.0);
         }
         seen
+    }
+
+    /// Where what lies between two addresses is, of the pool or of the program's own: bytes, the place, and whether it must stay there.
+    fn pieces(&self, from: u64, to: u64, is_pooled: bool) -> Vec<(u64, Place, bool)> {
+        if is_pooled {
+            let pieces = self.opened.pool.pieces(from, to - from).into_iter();
+            return pieces.map(|piece| (piece.bytes, piece.place, !piece.anchors.is_empty())).collect();
+        }
+        let own = by_hand::pieces(from, to - from).into_iter().filter(|piece| piece.asked == self.gpu);
+        let meant = Range { start: from, end: to };
+        own.map(|piece| (own::range_of(&piece).meet(&meant).bytes(), piece.place, own::stays(&piece))).collect()
     }
 
     /// Takes the times in that are known by now.
