@@ -280,6 +280,40 @@ fn arrays_are_right_while_they_move() {
 }
 
 #[test]
+fn the_programs_own_memory_is_right_while_it_moves() {
+    for how in ["segments", "arena"] {
+        let (came, left) = under_stress("rotation", &format!("12 8 3 6 {how}"));
+        assert!(came > 0 && left > 0, "{how}: {came} bytes came, {left} left");
+    }
+    // Threads that map and unmap beside each other's moves; nothing of it is left.
+    let (came, left) = under_stress("own_moves", "churn 4 80");
+    assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
+}
+
+#[test]
+fn what_others_reach_by_its_pages_or_was_put_somewhere_stays_of_the_programs_own_memory() {
+    let told = crowded("own_moves", "stays", "stress").go();
+    told.succeeds().prints(
+        "plain: moves\nexported: stays\nmapped twice: stays\nput by hand: stays\n\
+         told to be on GPU 0; 0 wrong\n",
+    );
+}
+
+#[test]
+fn a_fault_at_any_call_while_the_programs_own_memory_moves_loses_nothing() {
+    let run = |nth: u64| crowded("own_moves", &format!("faults {nth}"), "stress").env("GPUPOOL_LIMIT", "0:20MiB").go();
+    let counted = run(0);
+    counted.succeeds();
+    let calls = counted.stdout.lines().find_map(|line| line.strip_prefix("calls: ")?.parse().ok());
+    let calls: u64 = calls.unwrap_or_else(|| counted.fail("no count"));
+    assert!(swapped(&counted).0 > 0 && swapped(&counted).1 > 0, "{:?}", swapped(&counted));
+    // Every kind of call comes again for each part that moves.
+    for nth in (1..=calls.min(60)).chain((61..=calls).step_by(11)) {
+        run(nth).succeeds().prints("0 wrong\n");
+    }
+}
+
+#[test]
 fn blocks_that_come_and_go_are_right_while_they_move() {
     under_stress("steps", "a:100 a:3 f:0 a:50 c:1 c:2 s f:1 f:2");
     under_stress("leak", "60");

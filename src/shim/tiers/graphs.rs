@@ -80,9 +80,7 @@ fn tell(used: &Used) {
 /// As for [`made`].
 unsafe fn gather(driver: &Driver, graph: Graph) -> Option<Used> {
     let opened = open::opened();
-    let is_ours = |address: u64| {
-        opened.is_some_and(|opened| opened.contains(address)) || handles::may_be_own(address)
-    };
+    let is_ours = |address: u64| opened.is_some_and(|opened| opened.contains(address)) || handles::may_be_own(address);
     let (mut words, mut fixed) = (Vec::new(), Vec::new());
     let mut each = |part: Part| match part {
         Part::Kernel { function, parameters, extra } => {

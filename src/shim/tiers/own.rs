@@ -213,7 +213,13 @@ pub(super) fn bytes_of(all: &[Goes]) -> u64 {
 }
 
 /// Has these leave and then those come, with the program stopped for all of it.
-pub(super) fn exchange(home: &Home, far: &[Goes], near: &[Goes], why: Why, outcome: &mut Outcome) -> Result<(), Failed> {
+pub(super) fn exchange(
+    home: &Home,
+    far: &[Goes],
+    near: &[Goes],
+    why: Why,
+    outcome: &mut Outcome,
+) -> Result<(), Failed> {
     if far.iter().chain(near).any(|goes| terms::is_place_left_alone(goes.piece.place)) {
         return Err(Failed::left_alone());
     }

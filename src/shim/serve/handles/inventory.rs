@@ -680,7 +680,9 @@ impl Inventory {
         let inside = self.in_range(address, bytes).map(|(start, mapping)| (*start, mapping));
         let mut pieces = Vec::new();
         for (start, mapping) in before.into_iter().chain(inside) {
-            let Some(memory) = self.memory.get(&mapping.number).filter(|memory| memory.away.is_none()) else { continue };
+            let Some(memory) = self.memory.get(&mapping.number).filter(|memory| memory.away.is_none()) else {
+                continue;
+            };
             let Origin::Asked(asked) = memory.origin else { continue };
             let is_whole = mapping.offset == 0 && mapping.bytes == memory.bytes();
             let stays = !is_whole || memory.mappings > 1 || memory.anchors.first().is_some();
