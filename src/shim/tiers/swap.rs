@@ -161,7 +161,7 @@ pub(super) fn report_graphs() {
 }
 
 /// Why nothing moved.
-enum WhyNot {
+pub(super) enum WhyNot {
     /// The devices did not come to rest.
     Disturbed(Disturbed),
     /// Nothing of what was waited for was seen to end for so long.

@@ -49,6 +49,22 @@ fn a_large_block_is_divided_at_its_weights() {
 }
 
 #[test]
+fn an_operand_goes_on_into_what_its_block_grew_by() {
+    let (mut tiers, mut machine) = (tiers(), Machine::new(0, peer()));
+    machine.begin(Range::of(BASE, 20 * MIB));
+    tiers.block_began(BASE, 20 * MIB);
+    for more in 1..3 {
+        let address = BASE + more * 20 * MIB;
+        machine.begin(Range::of(address, 20 * MIB));
+        tiers.block_grew(BASE, address, 20 * MIB);
+    }
+    tiers.launched(1, 0, &[BASE + 10 * MIB], &machine);
+    assert_eq!(tiers.told(1, &machine).readers[0].far_bytes, 50 * MIB);
+    tiers.block_ended(BASE);
+    assert_eq!(tiers.told(0, &machine).extents, 0, "it ends as a whole");
+}
+
+#[test]
 fn what_no_block_has_is_nothing() {
     let (mut tiers, machine) = (tiers(), Machine::new(0, peer()));
     let launch = tiers.launched(1, 0, &[BASE, BASE + 1], &machine);
