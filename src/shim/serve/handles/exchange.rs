@@ -122,7 +122,7 @@ impl Inventory {
         let Some(memory) = self.memory.get_mut(&number) else { return };
         let (was_charged, was_elsewhere, was_disguised) =
             (memory.charged, memory.asked_elsewhere(), memory.is_disguised());
-        let old = std::mem::replace(&mut memory.parts, new.to_vec());
+        let old = memory.replace(new);
         memory.charged = charged;
         let (is_elsewhere, is_disguised) = (memory.asked_elsewhere(), memory.is_disguised());
         self.disguised = self.disguised + usize::from(is_disguised) - usize::from(was_disguised);

@@ -49,6 +49,8 @@ pub struct Memory {
     pub(super) origin: Origin,
     /// In the order in which they are mapped.
     pub(super) parts: Vec<Part>,
+    /// Where each of them begins in it: an arena has hundreds, and is asked about by address.
+    begins: Vec<u64>,
     /// Whether it counts towards a limit.
     pub(super) charged: bool,
     /// References that the program holds on it.
@@ -73,6 +75,7 @@ impl Memory {
     fn new(origin: Origin, parts: Vec<Part>, charged: bool) -> Self {
         Self {
             origin,
+            begins: begins(&parts),
             parts,
             charged,
             references: 1,
@@ -100,8 +103,25 @@ impl Memory {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.bytes).sum()
+        self.begins.last().zip(self.parts.last()).map_or(0, |(begin, part)| begin + part.bytes)
     }
+
+    /// Puts these parts in place of all; those that it had.
+    pub(super) fn replace(&mut self, parts: &[Part]) -> Vec<Part> {
+        self.begins = begins(parts);
+        std::mem::replace(&mut self.parts, parts.to_vec())
+    }
+
+    /// The parts that have something of a range of offsets, and where each begins.
+    fn parts_in(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, &Part)> {
+        let first = self.begins.partition_point(|begin| *begin <= from).saturating_sub(1);
+        let all = self.begins.iter().copied().zip(&self.parts).skip(first);
+        all.take_while(move |(begin, _)| *begin < to)
+    }
+}
+
+fn begins(parts: &[Part]) -> Vec<u64> {
+    parts.iter().scan(0, |at, part| Some(std::mem::replace(at, *at + part.bytes))).collect()
 }
 
 /// A range of addresses at which memory is mapped.
@@ -691,10 +711,8 @@ impl Inventory {
                 pieces.push(OwnPiece { start, bytes: mapping.bytes, asked, place, stays });
                 continue;
             }
-            let mut at = start;
-            for part in &memory.parts {
-                pieces.push(OwnPiece { start: at, bytes: part.bytes, asked, place: part.place, stays });
-                at += part.bytes;
+            for (begin, part) in memory.parts_in(address.saturating_sub(start), end.saturating_sub(start)) {
+                pieces.push(OwnPiece { start: start + begin, bytes: part.bytes, asked, place: part.place, stays });
             }
         }
         pieces.retain(|piece| piece.start < end && address < piece.start + piece.bytes);
