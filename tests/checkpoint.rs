@@ -6,7 +6,7 @@
 mod process;
 
 use gpupool_store::{Reader, Which, jobs, rank_folder};
-use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, held_writers};
+use harness::{Run, Running, Traced, artifact_folder, at_work, eventually, goes_on, held_writers};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
@@ -704,6 +704,50 @@ fn a_rank_that_is_killed_while_it_writes_leaves_the_older_image_of_the_job_and_t
     ends_well(first);
 }
 
+/// Whether the thread that makes an image of this program waits for something to be said to it.
+fn waits_for_a_word(program: &Running) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap();
+    let of = |task: &std::fs::DirEntry, name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+    let mut images = tasks.flatten().filter(|task| of(task, "comm").trim() == "gpupool-image");
+    // The number of the system call that it is in.
+    let sleeps = [libc::SYS_poll, libc::SYS_ppoll].map(|call| call.to_string());
+    images.any(|task| of(&task, "syscall").split(' ').next().is_some_and(|call| sleeps.iter().any(|it| it == call)))
+}
+
+/// It may write to another one's memory as soon as it goes on, which would then be of a later moment than its own.
+#[test]
+fn no_rank_goes_on_before_the_memory_of_all_is_copied() {
+    let (_around, folder) = store();
+    let session = session();
+    let [mut first, mut second] = [0, 1].map(|number| rank(number).start(Some(session.path())));
+    first.ask("name weights 131072 0 5000");
+    second.ask("block 10240 5000");
+    at_work(&mut first, 1);
+    let used = |rank: &mut Running| -> u64 { rank.ask("used").parse().unwrap() };
+    let before = used(&mut first);
+    // Nothing of it works, so this is its memory's being mapped a second time, from where it is copied.
+    second.ask("hold cuMemMap");
+    let mut command = Command::new(artifact_folder().join("gpupool"));
+    command.args(["checkpoint", "--json", "--wait", "60s"]).args([&first, &second].map(|rank| rank.pid().to_string()));
+    command.arg(&folder).env("XDG_RUNTIME_DIR", session.path()).env_remove("LD_PRELOAD").stdout(Stdio::piped());
+    let command = command.spawn().unwrap();
+    eventually("a rank that stands in the middle of copying", || (second.ask("stands") == "yes").then_some(()));
+    // Both are at rest since before that: its thread ends the round at most that it had no further work for, and begins none.
+    let rounds = |rank: &mut Running| -> u64 { rank.ask("rounds").parse().unwrap() };
+    let most = rounds(&mut first) + 1;
+    eventually("a rank that has its copy and waits for the other one", || {
+        assert!(rounds(&mut first) <= most, "the first rank goes on while the second one is copied");
+        (used(&mut first) >= before + 64 * MIB && waits_for_a_word(&first)).then_some(())
+    });
+    assert!(rounds(&mut first) <= most);
+    second.ask("let");
+    let told: Value = serde_json::from_slice(&command.wait_with_output().unwrap().stdout).unwrap();
+    assert!(told.get("error").is_none(), "{told}");
+    assert_eq!(job_images(&folder), [1]);
+    goes_on(&mut first);
+    [first, second].into_iter().for_each(ends_well);
+}
+
 #[test]
 fn of_ranks_of_which_one_is_suspended_there_is_no_image_and_it_is_said_why() {
     let (_around, folder) = store();
@@ -1188,11 +1232,53 @@ fn names_of_an_image_are_missed_by_nobody_where_all_of_it_came_back_by_order() {
     assert!(log.contains("program.restore") && !log.contains("were not asked for"), "{log}");
 }
 
+/// All that is known of an image says that it came back, and all the same the memory is something else.
+#[test]
+fn what_has_not_arrived_as_it_was_stored_is_never_silently_the_program_s() {
+    // The second one is read again in three parts.
+    const SIZES: [u64; 2] = [3072, 20480];
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    blocks_of(&mut program, &SIZES, 5000);
+    image(&program, &folder, "");
+    drop(program);
+    // The first word and the last one of each, by when the first part of it is read again: nothing is read to it any more then.
+    for (block, at, copies) in
+        [(0, 0, 1), (0, 3072 * 1024 - 4, 1), (1, 0, 2), (1, 8 * MIB, 2), (1, 20480 * 1024 - 4, 2)]
+    {
+        let run = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", &folder).env("GPUPOOL_RESTORE_BY_ORDER", "on");
+        let mut program = run.start(None);
+        let addresses = blocks_of(&mut program, &SIZES, 1);
+        program.ask(&format!("spoil {} {copies}", addresses[block] + at));
+        assert_eq!(program.ask("restore"), "-8 0", "block {block} at {at}");
+        let log = std::fs::read_to_string(program.log()).unwrap();
+        let [address, bytes] = [addresses[block], SIZES[block] << 10];
+        let told = format!("{bytes} bytes at {address:#x} are not what generation 1 in {} has", folder.display());
+        assert!(log.contains(&told) && log.contains("the program's memory holds anything now"), "{told}: {log}");
+        assert!(!log.contains("blocks are back by their order"), "{log}");
+        ends_well(program);
+    }
+}
+
 /// The command, which writes an image of it meanwhile.
 fn begin_image(program: &Running, folder: &Path) -> Child {
     let mut command = Command::new(artifact_folder().join("gpupool"));
     command.args(["checkpoint".as_ref(), OsStr::new(&program.pid().to_string()), folder.as_os_str()]);
     command.env("XDG_RUNTIME_DIR", program.session()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// An image of a program that is in the middle of being written, by the command: as long as its writers are held.
+fn image_under_way(program: &Running, folder: &Path) -> (Child, Vec<Traced>) {
+    eventually("an image in the middle of being written", || {
+        let mut command = begin_image(program, folder);
+        loop {
+            match held_writers(program, writers()) {
+                Some(writers) => return Some((command, writers)),
+                None if command.try_wait().unwrap().is_some() => return None,
+                None => {}
+            }
+        }
+    })
 }
 
 /// How many threads write an image.
@@ -1215,16 +1301,7 @@ fn blocks_come_back_in_their_order_while_an_image_is_written() {
     let run = checkpointed("2x1GiB").env("GPUPOOL_RESTORE", &folder).env("GPUPOOL_RESTORE_BY_ORDER", "on");
     let mut program = run.start(None);
     blocks_of(&mut program, &SIZES, 1);
-    let (mut command, writers) = eventually("an image in the middle of being written", || {
-        let mut command = begin_image(&program, &other);
-        loop {
-            match held_writers(&program, writers()) {
-                Some(writers) => return Some((command, writers)),
-                None if command.try_wait().unwrap().is_some() => return None,
-                None => {}
-            }
-        }
-    });
+    let (mut command, writers) = image_under_way(&program, &other);
     // The program goes on with a copy of all of it in the pool.
     eventually("the copy", || {
         let used: u64 = program.ask("used").split(' ').filter_map(|used| used.parse::<u64>().ok()).sum();
@@ -1235,6 +1312,37 @@ fn blocks_come_back_in_their_order_while_an_image_is_written() {
     drop(writers);
     assert!(command.wait().unwrap().success());
     verifies(&other);
+    ends_well(program);
+}
+
+/// Copies of all that it has are in the pool until then, and would leave with it.
+#[test]
+fn a_program_is_not_suspended_while_an_image_of_it_is_written_whoever_else_asks_for_one() {
+    const KIB: u64 = 200 << 10;
+    let (_around, folder) = store();
+    let (_other, other) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    blocks_of(&mut program, &[KIB], 5000);
+    let suspend = |program: &Running| -> Value {
+        let ended = program.gpupool(&format!("suspend --to host --json {}", program.pid()));
+        serde_json::from_slice(&ended.stdout).unwrap()
+    };
+    let (mut command, writers) = image_under_way(&program, &folder);
+    // The second time nobody is in the way but the one who was refused.
+    for _ in 0..2 {
+        let why = refused(&program, &other, "");
+        assert!(why.contains("an image of it is being written already"), "{why}");
+        let told = suspend(&program);
+        let why = told[0]["error"].as_str().unwrap_or_default();
+        assert!(why.contains("an image of it is being written (gpupool checkpoint)"), "{told}");
+    }
+    drop(writers);
+    assert!(command.wait().unwrap().success());
+    verifies(&folder);
+    let told = suspend(&program);
+    assert_eq!((&told[0]["bytes"], &told[0]["stayed_bytes"]), (&Value::from(KIB << 10), &Value::from(0)), "{told}");
+    let back = program.gpupool(&format!("resume {}", program.pid()));
+    assert!(back.status.success(), "{}", String::from_utf8_lossy(&back.stderr));
     ends_well(program);
 }
 

@@ -1,22 +1,34 @@
 //! `gpupool suspend` and `gpupool resume`: a program's memory leaves its GPUs while it runs, and comes back.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 #[path = "suspend/again.rs"]
 mod again;
 #[path = "suspend/disk.rs"]
 mod disk;
 #[path = "suspend/ends.rs"]
 mod ends;
+#[path = "suspend/faults.rs"]
+mod faults;
 #[path = "suspend/host.rs"]
 mod host;
+#[path = "suspend/progress.rs"]
+mod progress;
 #[path = "suspend/rest.rs"]
 mod rest;
 #[path = "suspend/signals.rs"]
 mod signals;
 
 use gpupool_metrics::Snapshot;
+use gpupool_wire::Socket;
+use gpupool_wire::control::{ROOM, Reply, Request, Target};
+use gpupool_wire::socket::Failure;
 use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, page_of};
 use serde_json::Value;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output as Ended};
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -469,6 +481,80 @@ fn another_user_is_heard_by_no_program_and_root_is() {
     }
 }
 
+/// What the program answers to one that asks it by itself and as this user, without a command which would look whether that is any use.
+fn answer_to(user: u32, program: &Running, request: &Request) -> Option<Reply> {
+    let folder = program.session().join("gpupool");
+    let mut names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let page = names.find(|path| path.extension().is_some_and(|kind| kind == "page")).unwrap();
+    let name = page.with_extension("call");
+    let page = std::fs::OpenOptions::new().read(true).write(true).open(&page).unwrap();
+    let (kind, path) = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, name.as_os_str().as_bytes());
+    let mut address = libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] };
+    assert!(path.len() < address.sun_path.len(), "{}", name.display());
+    address.sun_path.iter_mut().zip(path).for_each(|(to, from)| *to = *from as libc::c_char);
+    // SAFETY: the call takes numbers, and nobody else has what it gives; the address is a local of the length that is told.
+    let listener = unsafe {
+        let socket = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, kind, 0));
+        let length = size_of_val(&address) as libc::socklen_t;
+        assert_eq!(libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length), 0);
+        socket
+    };
+    // Whoever connects is told who has begun to listen, and nobody can before. The system's own call is for this thread, and the C library's for all.
+    std::thread::scope(|scope| {
+        let begun = scope.spawn(|| {
+            // SAFETY: both calls take numbers, and this thread does nothing else.
+            unsafe { (libc::syscall(libc::SYS_setresuid, -1, user, -1), libc::listen(listener.as_raw_fd(), 4)) }
+        });
+        assert_eq!(begun.join().unwrap(), (0, 0));
+    });
+    let listener: Socket<OwnedFd> = Socket::adopt(listener).unwrap();
+    let socket = eventually("a connection", || {
+        gpupool_metrics::ring(page.as_fd()).unwrap();
+        listener.accept().ok()
+    });
+    std::fs::remove_file(name).unwrap();
+    // It may have ended the connection already.
+    let none: [OwnedFd; 0] = [];
+    let _ = socket.send(&request.encode(), &none);
+    let mut buffer = [0; ROOM];
+    loop {
+        let received = socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(60));
+        let bytes = match received {
+            Ok(received) => received.bytes,
+            Err(Failure::TimedOut) => panic!("it neither answers nor ends the connection"),
+            Err(_) => 0,
+        };
+        match (bytes > 0).then(|| Reply::decode(&buffer[..bytes]).unwrap()) {
+            Some(Reply::Progress { .. }) => {}
+            answer => return answer,
+        }
+    }
+}
+
+/// For root alone, who can be anybody. A command asks nobody who would not hear it, so this is none.
+#[test]
+fn a_program_looks_itself_whose_process_asks_it() {
+    // SAFETY: the call has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let mut program = suspended("1x1GiB").log().start(None);
+    program.ask("keep 64");
+    let ask = Request::Suspend { target: Target::Host, patience: 60_000, together: false };
+    for request in [&ask, &Request::Set(vec!["GPUPOOL_PRIORITY=1".to_owned()]), &Request::Resume] {
+        assert_eq!(answer_to(1002, &program, request), None);
+    }
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    // It was rung for more often than it was asked, perhaps.
+    assert!(log.matches("a request to this process was not heard: it is of user 1002").count() >= 3, "{log}");
+    let page = page(&program).unwrap();
+    assert_eq!((page.levels.suspended, at(&page, false)), (0, 64 * MIB), "{page:?}");
+    // The same way leads there, for who may.
+    assert!(matches!(answer_to(0, &program, &ask), Some(Reply::Done { moved, stayed: 0, .. }) if moved == 64 * MIB));
+    assert!(matches!(answer_to(0, &program, &Request::Resume), Some(Reply::Done { moved, .. }) if moved == 64 * MIB));
+    ends_well(program);
+}
+
 /// Each gets to the processes in an order of its own, and may have to wait for the other.
 #[test]
 fn of_two_commands_that_suspend_the_same_programs_at_once_one_does() {
@@ -705,6 +791,31 @@ fn what_stream_ordered_pools_keep_unused_goes_and_what_is_in_use_is_told() {
     assert!(std::fs::read_to_string(program.log()).unwrap().contains("stream-ordered pools"));
     told(&program, "resume");
     goes_on(&mut program);
+}
+
+#[test]
+fn freed_pinned_memory_that_is_kept_goes_back_to_the_system() {
+    let mut program = suspended("1x1GiB").env("GPUPOOL_PINNED_IDLE", "1h").log().start(None);
+    program.ask("keep 64");
+    let pinned = |program: &mut Running| -> u64 { program.ask("pinned").parse().unwrap() };
+    let before = pinned(&mut program);
+    for to in ["host", "peers", "host"] {
+        program.ask("pin 96");
+        assert!(pinned(&mut program) >= before + 96 * MIB, "it is kept for the next one");
+        let told = told(&program, &format!("suspend --to {to}"));
+        assert_eq!(told["error"].is_null(), to == "host", "{told}");
+        if to == "host" {
+            // What copied it is gone as well.
+            assert_eq!(pinned(&mut program), before);
+            self::told(&program, "resume");
+        }
+    }
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let returns = log.lines().filter(|line| line.contains("\"pinned.return\"") && line.contains("\"suspend\""));
+    assert_eq!(returns.count(), 2, "{log}");
+    program.ask("check");
+    eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+    ends_well(program);
 }
 
 #[test]

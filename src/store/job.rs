@@ -213,6 +213,7 @@ pub fn jobs(folder: &Path) -> Result<Vec<ListedJob>> {
 pub struct JobWriter {
     store: Store,
     path: PathBuf,
+    disk: Disk,
     _lock: Lock,
 }
 
@@ -234,7 +235,7 @@ impl JobWriter {
                 .is_some_and(|name| number_of(name).is_some())
         };
         store.folder.names()?.iter().filter(stale).try_for_each(|name| store.folder.remove(name))?;
-        let writer = Self { store, path: folder.to_owned(), _lock: lock };
+        let writer = Self { store, path: folder.to_owned(), disk: disk.clone(), _lock: lock };
         writer.remove_others()?;
         Ok(writer)
     }
@@ -302,7 +303,7 @@ impl JobWriter {
             known.extend(job.ranks.iter().map(|image| (image.rank, image.generation)));
         }
         for rank in self.store.folder.names()?.iter().filter_map(|name| rank_of(name)) {
-            let store = Store::open(&rank_folder(&self.path, rank), false, &Disk::default())?;
+            let store = Store::open(&rank_folder(&self.path, rank), false, &self.disk)?;
             let _lock = lock_of_rank(&store)?;
             store.clean()?;
             for generation in store.generations()? {

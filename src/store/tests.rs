@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
 use crate::disk::Disk;
-use crate::{About, Error, Meta, Options, Reader, Result, Which, Writer, list, verify};
+use crate::{About, Error, JobWriter, Meta, Options, Reader, Result, Which, Writer, jobs, list, rank_folder, verify};
 
 fn memory(seed: u8) -> Vec<u8> {
     (0..300_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed).collect()
@@ -45,34 +45,128 @@ fn is_of_removal(error: &Error) -> bool {
 fn whatever_fails_the_older_generations_stay_and_the_next_writer_goes_on() {
     // From some operation on all of them fail, so that what cleans up fails, too; or one of them does.
     for is_one in [false, true] {
-        each_fails(is_one, false);
-        each_fails(is_one, true);
+        each_fails(is_one, false, Errno::NOSPC);
+        each_fails(is_one, true, Errno::NOSPC);
+    }
+    // As where the disk itself has a fault.
+    each_fails(true, true, Errno::IO);
+}
+
+/// Operations from the one of this number on fail, or that one does; and how many there were.
+fn failing_at(failing: usize, is_one: bool, errno: Errno) -> (Disk, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&count);
+    let disk = Disk::with_faults(move |_| {
+        let number = counts.fetch_add(1, Ordering::Relaxed);
+        if number == failing || number > failing && !is_one { Err(errno) } else { Ok(()) }
+    });
+    (disk, count)
+}
+
+#[track_caller]
+fn is_told(error: &Error, folder: &Path, errno: Errno) {
+    let said = error.to_string();
+    assert!(said.starts_with(folder.to_str().unwrap()), "{said}");
+    let is_full = errno == Errno::NOSPC;
+    assert_eq!((error.is_full(), said.contains("make room there")), (is_full, is_full), "what to do is said: {said}");
+    assert!(is_full || said.ends_with("Input/output error (os error 5)"), "{said}");
+}
+
+/// An image of two ranks, which write to disks without faults: they are processes of their own. Why older ones are still there, if they are.
+fn write_job(folder: &Path, seed: u8, disk: &Disk) -> Result<Option<Error>> {
+    let writer = JobWriter::create_on(folder, disk)?;
+    let rank = |rank: u32| {
+        let options = Options { threads: 1, ..Options::default() };
+        let writer = Writer::create(&rank_folder(folder, rank), Meta::default(), options).unwrap();
+        let bytes = memory(seed + rank as u8);
+        let block = writer.block(About { bytes: bytes.len() as u64, ..About::default() }).unwrap();
+        writer.write(block, 0, &bytes).unwrap();
+        (rank, writer.finish().unwrap().generation)
+    };
+    Ok(writer.finish(&[0, 1].map(rank), Vec::new(), Some(2))?.1)
+}
+
+/// The newest image of a job that is whole is this one.
+fn is_job_of(folder: &Path, seed: u8) -> bool {
+    let newest = jobs(folder).unwrap().into_iter().find_map(|listed| listed.told.ok()).unwrap();
+    newest.ranks.iter().all(|image| {
+        let reader = Reader::open(&rank_folder(folder, image.rank), Which::Number(image.generation), 1).unwrap();
+        let mut bytes = vec![0; memory(0).len()];
+        reader.read_into(0, 0, &mut bytes).unwrap();
+        bytes == memory(seed + image.rank as u8)
+    })
+}
+
+#[test]
+fn whatever_fails_the_older_images_of_a_job_stay_and_the_next_one_goes_on() {
+    const SEEDS: [u8; 4] = [0, 10, 20, 30];
+    let mut seen = Vec::new();
+    for (is_one, errno) in [(false, Errno::NOSPC), (true, Errno::NOSPC), (true, Errno::IO)] {
+        for failing in 0.. {
+            let around = tempfile::tempdir().unwrap();
+            let folder = around.path().join("job");
+            let whole = |seed: &u8| assert_eq!(write_job(&folder, *seed, &Disk::default()), Ok(None));
+            SEEDS[..2].iter().for_each(whole);
+            let (disk, count) = failing_at(failing, is_one, errno);
+            let done = write_job(&folder, SEEDS[2], &disk);
+            let is_there = is_job_of(&folder, SEEDS[2]);
+            let error = match done {
+                Ok(None) => {
+                    assert!(is_there);
+                    assert!(count.load(Ordering::Relaxed) <= failing, "nobody is told that operation {failing} failed");
+                    break;
+                }
+                Ok(Some(not_removed)) => {
+                    assert!(is_there, "{failing}: {not_removed}");
+                    not_removed
+                }
+                // What was named already could not be taken back, where nothing works any more.
+                Err(error) => {
+                    assert!(!is_there && is_job_of(&folder, SEEDS[1]) || is_there && !is_one, "{failing}: {error}");
+                    error
+                }
+            };
+            is_told(&error, &folder, errno);
+            seen.push(error.to_string());
+            whole(&SEEDS[3]);
+            assert!(is_job_of(&folder, SEEDS[3]), "{failing}: {error}");
+            let left = |folder: &Path| {
+                let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+                let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+                names.retain(|name| name != "lock");
+                names.len()
+            };
+            // Two images of the job and two folders; and of each rank as many.
+            assert_eq!(
+                (left(&folder), [0, 1].map(|rank| left(&rank_folder(&folder, rank)))),
+                (4, [2, 2]),
+                "{failing}: {error}"
+            );
+        }
+    }
+    for doing in ["cannot create", "cannot write", "cannot sync", "cannot rename", "cannot remove"] {
+        assert!(seen.iter().any(|error| error.contains(doing)), "nothing {doing}: {seen:#?}");
     }
 }
 
 /// With `reuse` each generation has two blocks of three in common with the one before it.
-fn each_fails(is_one: bool, reuse: bool) {
+fn each_fails(is_one: bool, reuse: bool, errno: Errno) {
     let mut seen = Vec::new();
     let [first, second, third, fourth] = if reuse { [9, 10, 11, 12] } else { [0, 10, 20, 30] };
     let store = |folder: &Path, seed, disk: &Disk| write(folder, seed, disk, reuse);
     for failing in 0.. {
         let folder = tempfile::tempdir().unwrap();
         [first, second].into_iter().for_each(|seed| store(folder.path(), seed, &Disk::default()).unwrap());
-        let count = Arc::new(AtomicUsize::new(0));
-        let faults = Arc::clone(&count);
-        let disk = Disk::with_faults(move |_| {
-            let number = faults.fetch_add(1, Ordering::Relaxed);
-            if number == failing || number > failing && !is_one { Err(Errno::NOSPC) } else { Ok(()) }
-        });
+        let (disk, count) = failing_at(failing, is_one, errno);
         let done = store(folder.path(), third, &disk);
         let all = verify(folder.path(), None, 1).unwrap();
         assert!(all.iter().all(|one| one.wrong.is_empty()), "{failing}: {all:?}");
         let Err(error) = done else {
             assert!(is_of(folder.path(), third));
+            assert!(count.load(Ordering::Relaxed) <= failing, "nobody is told that operation {failing} failed");
             break;
         };
-        assert!(error.is_full() && error.to_string().starts_with(folder.path().to_str().unwrap()), "{error}");
-        assert!(error.to_string().contains("make room there"), "what to do is said: {error}");
+        is_told(&error, folder.path(), errno);
         // The new one counts where all that failed was to remove what is old, and where it could not be taken back.
         let newest = if is_of(folder.path(), second) { second } else { third };
         assert!(newest == second || is_of(folder.path(), third), "{failing}: {error}");

@@ -12,6 +12,8 @@
  *   drop A           the block at this address is freed
  *   look A K         the first word of K KiB at an address, and how many others do not count up from there
  *   restore          what gpupool_restore answered, and how many bytes it says
+ *   spoil A N        just before the Nth copy to the host from here on, whoever makes it, another word is written to this address
+ *   hold CALL        the next call of the driver of this name stands at its end; stands: whether one does; let: it goes on
  *   fault N C        from now on the Nth call of the driver answers C; calls so far
  *   calls            calls of the driver so far
  *   used             bytes that all processes of the machine have on its first two GPUs
@@ -83,6 +85,30 @@ static void *work(void *argument)
     return NULL;
 }
 
+static Simulator simulator;
+static CUdeviceptr spoilt;
+static int copies_before;
+
+/* As work of the program does that nobody knew of: of another context, or of another process. */
+static void spoil(void)
+{
+    if (--copies_before > 0)
+        simulator.before("cuMemcpyDtoHAsync_v2", spoil);
+    else
+        CHECK(cuMemsetD32_v2(spoilt, 0xdeadbeef, 1));
+}
+
+static atomic_int stands, goes_on;
+static char held_call[64];
+
+static void stand(void)
+{
+    atomic_store(&stands, 1);
+    while (!atomic_load(&goes_on))
+        usleep(1000);
+    atomic_store(&stands, 0);
+}
+
 static Gpu spinning;
 
 enum { NAMED = 16 };
@@ -113,6 +139,7 @@ int main(void)
     unsigned bytes, at, seed;
     unsigned long long address;
     CHECK(cuInit(0));
+    simulator = find_simulator();
     while (fgets(line, sizeof line, stdin)) {
         int number = 0;
         line[strcspn(line, "\n")] = 0;
@@ -174,17 +201,28 @@ int main(void)
             Control control = find_control(RTLD_DEFAULT);
             int code = control.restore(&restored);
             printf("%d %zu\n", code, restored);
+        } else if (sscanf(line, "spoil %llu %d", &address, &copies_before) == 2) {
+            spoilt = (CUdeviceptr)address;
+            simulator.before("cuMemcpyDtoHAsync_v2", spoil);
+            puts("it will");
+        } else if (sscanf(line, "hold %63s", held_call) == 1) {
+            atomic_store(&goes_on, 0);
+            simulator.after(held_call, stand);
+            puts("it will");
+        } else if (strcmp(line, "stands") == 0) {
+            puts(atomic_load(&stands) ? "yes" : "no");
+        } else if (strcmp(line, "let") == 0) {
+            atomic_store(&goes_on, 1);
+            puts("it does");
         } else if (sscanf(line, "fault %u %u", &at, &seed) == 2) {
             char specification[64];
-            Simulator simulator = find_simulator();
             snprintf(specification, sizeof specification, "*:%u=%u", at, seed);
             REQUIRE(at == 0 || simulator.arm(specification) == 0);
             REQUIRE(at != 0 || simulator.arm("") == 0);
             printf("%llu\n", (unsigned long long)simulator.calls());
         } else if (strcmp(line, "calls") == 0) {
-            printf("%llu\n", (unsigned long long)find_simulator().calls());
+            printf("%llu\n", (unsigned long long)simulator.calls());
         } else if (strcmp(line, "used") == 0) {
-            Simulator simulator = find_simulator();
             printf("%llu\n", (unsigned long long)(simulator.used(0) + simulator.used(1)));
         } else if (strcmp(line, "free") == 0) {
             while (names)

@@ -17,6 +17,7 @@ typedef struct {
     uint64_t (*calls)(void);
     uint64_t (*used)(int device);
     uint64_t (*host_used)(void);
+    uint64_t (*pinned)(void);
     uint64_t (*handles)(void);
     uint64_t (*mapped)(void);
     uint64_t (*violations)(void);
@@ -32,6 +33,7 @@ static inline Simulator find_simulator(void)
     *(void **)&s.calls = dlsym(RTLD_DEFAULT, "simcuda_calls");
     *(void **)&s.used = dlsym(RTLD_DEFAULT, "simcuda_used");
     *(void **)&s.host_used = dlsym(RTLD_DEFAULT, "simcuda_host_used");
+    *(void **)&s.pinned = dlsym(RTLD_DEFAULT, "simcuda_pinned");
     *(void **)&s.handles = dlsym(RTLD_DEFAULT, "simcuda_handles");
     *(void **)&s.mapped = dlsym(RTLD_DEFAULT, "simcuda_mapped");
     *(void **)&s.violations = dlsym(RTLD_DEFAULT, "simcuda_violations");

@@ -30,6 +30,7 @@
  *   error            the process ends by err(3)
  *   stream MIB       by another thread, so much of the driver's stream-ordered memory of GPU 0, of which 2 MiB stay in use and the pool keeps the rest;
  *                    reserved: bytes that this pool has
+ *   pin MIB          so much of the host's memory is pinned and freed again; pinned: bytes that the driver has pinned
  *   become USER      files are opened as that user from here on; root DIR: the root folder is that one
  *   leave            the main thread leaves; the others end, and the last of them ends the process by exit(6)
  *   end              they end, and free all they have
@@ -501,6 +502,15 @@ int main(void)
             puts("kept");
         } else if (strcmp(line, "reserved") == 0) {
             printf("%llu\n", (unsigned long long)reserved());
+        } else if (sscanf(line, "pin %d", &number) == 1) {
+            void *memory;
+            start_on(0);
+            CHECK(cuMemHostAlloc(&memory, (size_t)number * MIB, 0));
+            memset(memory, 1, (size_t)number * MIB);
+            CHECK(cuMemFreeHost(memory));
+            puts("freed");
+        } else if (strcmp(line, "pinned") == 0) {
+            printf("%llu\n", (unsigned long long)find_simulator().pinned());
         } else if (sscanf(line, "become %d", &number) == 1) {
             REQUIRE(seteuid((uid_t)number) == 0);
             puts("done");

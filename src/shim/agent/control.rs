@@ -2,7 +2,7 @@
 //! page, and rings.
 
 use super::{Published, drains, last, page_path, set};
-use crate::checkpoint::{self, Asked};
+use crate::checkpoint::{self, Asked, Busy};
 use crate::gate::{self, Disturbed};
 use crate::guard;
 use crate::recall::give;
@@ -125,13 +125,15 @@ fn teller(socket: &Socket<Own>) -> impl FnMut(u64, u64) + '_ {
 fn begin_image(asked: Asked, deadline: Instant, together: Together, socket: Socket<Own>) {
     let socket = Arc::new(socket);
     let to_answer = Arc::clone(&socket);
+    // Here and not by that thread, which begins when the system likes: whoever is heard next may ask for a suspension.
+    let busy = Busy::begin();
     let write = move || {
         // Every driver call of this thread is ours.
         let _inside = guard::enter();
         let (socket, mut progress) = (&*to_answer, teller(&to_answer));
         let take = || {
             conducted(socket, deadline, together, |agreement, is_wanted| {
-                checkpoint::take(&asked, deadline, is_wanted, agreement, &mut progress)
+                checkpoint::take(&asked, busy, deadline, is_wanted, agreement, &mut progress)
             })
         };
         // What panics has said where. The end of the connection tells whoever asked.
@@ -256,7 +258,7 @@ fn image_and_leave(
     if suspend::since() != 0 {
         return Err("it is suspended; resume it first".to_owned());
     }
-    let mut prepared = Some(checkpoint::Prepared::new(asked)?);
+    let mut prepared = Some(checkpoint::Prepared::new(asked, Busy::begin())?);
     let mut progress = teller(socket);
     let done = conducted(socket, deadline, together, |agreement, is_wanted| {
         let mut image = |held: &gate::Held, progress: &mut dyn FnMut(u64, u64)| {

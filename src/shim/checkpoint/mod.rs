@@ -73,11 +73,13 @@ const ENDS: &str = "the process ends";
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 
 /// Held while an image is written: there is one at a time.
-struct Busy;
+pub struct Busy(());
 
 impl Busy {
-    fn begin() -> Option<Self> {
-        (!IS_BUSY.swap(true, Ordering::AcqRel)).then_some(Self)
+    /// For the agent, before it hears anything else: a suspension that is asked for behind an image finds that one under way, although nobody has begun to
+    /// write it. `None`: one is written already. Whoever gets none makes none, as its end would be taken for that of the other one.
+    pub fn begin() -> Option<Self> {
+        (!IS_BUSY.swap(true, Ordering::AcqRel)).then(|| Self(()))
     }
 }
 
@@ -109,20 +111,22 @@ fn unless_ending() -> Result<(), String> {
     if gate::is_ending() { Err(ENDS.to_owned()) } else { Ok(()) }
 }
 
-/// Writes an image. The program's work is waited for until `deadline`, as long as that `is_wanted` and as there is an agreement to stop; what is begun then is
+/// Writes an image, for which it was [begun](Busy::begin). The program's work is waited for until `deadline`, as long as that `is_wanted` and as there is an agreement to stop; what is begun then is
 /// finished. `progress` is told how many bytes of how many are with the store.
 ///
 /// # Errors
 /// Why not, in words; the program runs on, and the folder has what it had.
 pub fn take(
     asked: &Asked,
+    busy: Option<Busy>,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
     agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
     let begun = Instant::now();
-    let taken = Prepared::new(asked).and_then(|prepared| write(prepared, deadline, is_wanted, agreement, progress));
+    let taken =
+        Prepared::new(asked, busy).and_then(|prepared| write(prepared, deadline, is_wanted, agreement, progress));
     told_of(asked, begun, taken)
 }
 
@@ -219,13 +223,13 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// For one image, whose folder will do as far as can be known.
+    /// For one image, whose folder will do as far as can be known. `busy`: that it was begun, if nobody else writes one.
     ///
     /// # Errors
     /// There can be none now, or none there; why, in words.
-    pub fn new(asked: &Asked) -> Result<Self, String> {
+    pub fn new(asked: &Asked, busy: Option<Busy>) -> Result<Self, String> {
         gate::at_end(give_up_for_end);
-        let busy = Busy::begin().ok_or_else(|| "an image of it is being written already".to_owned())?;
+        let busy = busy.ok_or_else(|| "an image of it is being written already".to_owned())?;
         let (driver, opened) = suspend::pool()?;
         if opened
             .pool

@@ -36,7 +36,8 @@ pub struct Part(());
 impl Part {
     /// `None` while somebody forks, or the process ends.
     pub fn begin() -> Option<Self> {
-        GATE.compare_exchange(0, UNDER_WAY, Ordering::AcqRel, Ordering::Relaxed).is_ok().then_some(Self(()))
+        // Made only where it began: the end of one that did not would be taken for that of whoever has it.
+        GATE.compare_exchange(0, UNDER_WAY, Ordering::AcqRel, Ordering::Relaxed).is_ok().then(|| Self(()))
     }
 }
 
@@ -111,4 +112,30 @@ pub fn give_back_unused(place: Option<Place>, since: u32, why: &str, text: &str)
         });
     }
     sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::tests::ends_in;
+
+    /// A fork would go on while the driver or NVML is at it.
+    #[test]
+    fn whoever_is_refused_a_part_does_not_end_the_one_that_is_under_way() {
+        ends_in(
+            "serve::memory::idle::tests",
+            "whoever_is_refused_a_part_does_not_end_the_one_that_is_under_way",
+            &[],
+            0,
+            || {
+                let part = Part::begin();
+                assert!(part.is_some());
+                for _ in 0..2 {
+                    assert!(Part::begin().is_none());
+                }
+                drop(part);
+                assert!(Part::begin().is_some());
+            },
+        );
+    }
 }
