@@ -52,6 +52,8 @@ pub struct Inner {
     pub at_rest: bool,
     /// GPUs with a kernel that waits for the host: who waits for one of them waits for ever.
     pub held: BTreeSet<u32>,
+    /// GPUs that always have more to do: they can be waited for, and are not done when they are asked.
+    pub at_work: BTreeSet<u32>,
     memories: BTreeMap<u64, Memory>,
     mappings: BTreeMap<u64, Mapping>,
     handles_made: u64,
@@ -158,6 +160,11 @@ impl Inner {
     /// Whether a GPU other than this one may touch this range.
     pub fn is_busy_elsewhere(&self, address: u64, bytes: u64, gpu: u32) -> bool {
         self.busy.iter().any(|&(start, end, other)| other != gpu && start < address + bytes && address < end)
+    }
+
+    /// The ranges that a GPU may touch.
+    pub fn busy(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.busy.iter().map(|range| (range.0, range.1))
     }
 
     pub fn anything_busy(&self) -> bool {
@@ -371,7 +378,7 @@ impl Backend for Mock {
     fn has_finished(&self, gpu: u32) -> bool {
         let mut inner = self.inner();
         inner.log.push(("look", 1 << gpu));
-        let finished = !inner.capturing && !inner.held.contains(&gpu);
+        let finished = !inner.capturing && !inner.held.contains(&gpu) && !inner.at_work.contains(&gpu);
         if finished {
             inner.busy.retain(|(.., other)| *other != gpu);
         }
