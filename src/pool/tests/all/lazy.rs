@@ -111,24 +111,24 @@ fn any_op(sizes: std::ops::Range<u64>) -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The longest row of bytes at GPU 0 that no block stands on and nobody is at work on.
+/// The longest row of bytes at GPU 0 between blocks that nobody is at work on any part of: what is free side by side is one.
 fn longest_quiet(pool: &Pool<Mock>, live: &[Allocation]) -> u64 {
     let inner = pool.backend().inner();
     let at_home: Vec<(u64, u64)> =
         inner.mapped().filter(|row| row.2 == GPU0).map(|row| (row.0, row.0 + row.1)).collect();
-    let blocks = live.iter().map(|it| (it.block.address, it.block.address + it.block.bytes));
-    let mut taken: Vec<(u64, u64)> = inner.busy().chain(blocks).collect();
-    taken.sort_unstable();
-    let (mut longest, mut next) = (0, 0);
+    let mut blocks: Vec<(u64, u64)> =
+        live.iter().map(|it| (it.block.address, it.block.address + it.block.bytes)).collect();
+    blocks.sort_unstable();
+    let mut longest = 0;
     for row in at_home.chunk_by(|left, right| left.1 == right.0) {
-        let (start, end) = (row[0].0, row[row.len() - 1].1);
-        let mut from = start;
-        while let Some(&(first, last)) = taken.get(next).filter(|range| range.0 < end) {
-            longest = longest.max(first.saturating_sub(from));
-            from = from.max(last);
-            next += 1;
+        let (mut from, end) = (row[0].0, row[row.len() - 1].1);
+        let within = blocks.iter().copied().filter(|block| (from..end).contains(&block.0));
+        for (first, last) in within.chain([(end, end)]).collect::<Vec<_>>() {
+            if first > from && !inner.is_busy(from, first - from) {
+                longest = longest.max(first - from);
+            }
+            from = last;
         }
-        longest = longest.max(end.saturating_sub(from));
     }
     longest
 }
@@ -147,7 +147,8 @@ fn check(ops: &[Op], looks_for_quiet: bool) {
                 let home = usage.places.iter().find(|usage| usage.place == GPU0).unwrap();
                 let longest = if looks_for_quiet { longest_quiet(&pool, &live) } else { 0 };
                 let before = waits(&pool);
-                let (held, left) = (pool.backend().inner().held(GPU0), pool.backend().inner().left(GPU0));
+                let held = pool.backend().inner().held(GPU0);
+                let left = pool.backend().inner().left(GPU0);
                 let block = allocate(&pool, size).unwrap();
                 assert_block(&pool, &block);
                 live.push(block);

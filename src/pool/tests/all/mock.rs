@@ -162,11 +162,6 @@ impl Inner {
         self.busy.iter().any(|&(start, end, other)| other != gpu && start < address + bytes && address < end)
     }
 
-    /// The ranges that a GPU may touch.
-    pub fn busy(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.busy.iter().map(|range| (range.0, range.1))
-    }
-
     pub fn anything_busy(&self) -> bool {
         !self.busy.is_empty()
     }
