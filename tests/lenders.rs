@@ -60,6 +60,13 @@ impl Machine {
         eventually(&format!("a clock of {clock} MHz"), || (self.clock() == clock).then_some(()));
     }
 
+    /// What the helper's socket is called in a session.
+    fn socket(&self) -> String {
+        let entries = fs::read_dir(self.session().join("gpupool")).into_iter().flatten().flatten();
+        let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.find(|name| name.starts_with("lenders") && name.ends_with(".sock")).unwrap_or_default()
+    }
+
     /// The files of the helper, which is there as long as they are.
     fn helpers(&self) -> usize {
         let entries = fs::read_dir(self.session().join("gpupool")).into_iter().flatten().flatten();
@@ -147,6 +154,31 @@ fn two_programs_have_one_helper_which_outlives_the_one_that_is_killed() {
     assert_eq!((machine.clock().as_str(), machine.on_the_lender().as_str()), (AWAKE, "1"));
     second.end();
     third.end();
+    machine.until_clock(ASLEEP);
+}
+
+/// Users have runtime folders of their own, and so helpers that know nothing of each other.
+#[test]
+fn a_gpu_that_another_user_s_helper_keeps_awake_costs_no_second_context_and_stays_awake_when_that_one_ends() {
+    let mut machine = Machine::new();
+    let elsewhere = tempfile::tempdir().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
+    let mut first = machine.program(machine.awake());
+    let mut second = machine.awake().start(Some(elsewhere.path()));
+    second.ask("init");
+    for program in [&mut first, &mut second] {
+        program.ask("allocate 64");
+        program.ask("allocate 300");
+        eventually("it is told", || noted(program).then_some(()));
+    }
+    let sockets = [machine.session(), elsewhere.path()].map(|it| it.join("gpupool").join(machine.socket()));
+    assert!(sockets.iter().all(|socket| socket.exists()), "each has a helper: {sockets:?}");
+    assert_eq!((machine.clock().as_str(), machine.on_the_lender().as_str()), (AWAKE, "1"));
+    first.end();
+    eventually("the first one's helper has ended", || (!sockets[0].exists()).then_some(()));
+    // The simulated GPU falls asleep at once.
+    machine.until_clock(AWAKE);
+    assert_eq!(machine.on_the_lender(), "1");
+    second.end();
     machine.until_clock(ASLEEP);
 }
 

@@ -158,3 +158,79 @@ fn the_shim_needs_no_cuda_library() {
         needed.filter(|line| !allowed.iter().any(|name| line.ends_with(&format!("[{name}]")))).collect();
     assert!(strangers.is_empty(), "{strangers:?}");
 }
+
+/// Text with one space between words.
+fn in_one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The types of CUDA's newest interface that `cudarc` has, which it declares whatever version it is built for.
+fn driver_types() -> String {
+    // Of this platform's packages alone: what others need is not on a machine that has only built this.
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let cargo = std::process::Command::new(env!("CARGO"))
+        .args(["metadata", "--offline", "--format-version=1", "--filter-platform", &platform])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&cargo.stdout).unwrap();
+    let package = told["packages"].as_array().unwrap().iter().find(|package| package["name"] == "cudarc").unwrap();
+    let manifest = std::path::Path::new(package["manifest_path"].as_str().unwrap());
+    std::fs::read_to_string(manifest.with_file_name("src/driver/sys/mod.rs")).unwrap()
+}
+
+/// Names and types of the parameters in a declaration of Rust.
+fn parameters(list: &str) -> Vec<(&str, &str)> {
+    list.split(',').filter_map(|parameter| parameter.trim().split_once(": ")).collect()
+}
+
+/// What is wrong with how the table of hooks treats a function with these parameters, if any is a handle of memory.
+fn mistreated(name: &str, takes: &[(&str, &str)], table: &str) -> Option<String> {
+    // A multicast object is no memory: it is the driver's, and so is its handle.
+    let is_handle = |(name, of): &&(&str, &str)| {
+        of.ends_with("CUmemGenericAllocationHandle") && *name != "mcHandle" || of.ends_with("CUarrayMapInfo")
+    };
+    let at = takes.iter().position(|parameter| is_handle(&parameter))?;
+    let row = table.split_once(&format!(" {name}(")).and_then(|(_, rest)| rest.split_once(';'));
+    let Some((row, _)) = row else { return Some(format!("{name} has no row")) };
+    let (own, body) = row.split_once(") => ").unwrap();
+    let own = parameters(own);
+    if own.len() != takes.len() {
+        return Some(format!("{name} takes {} arguments and its row {}", takes.len(), own.len()));
+    }
+    let (body, given) = body.trim_end_matches(')').split_once('(').unwrap();
+    let given: Vec<&str> = given.split(',').map(str::trim).collect();
+    // A body about a handle that is given gets it first, and calls the driver with another in its place.
+    let is_translated = match takes[at].1.starts_with("*mut") && !takes[at].1.ends_with("CUarrayMapInfo") {
+        true => ["mapping::create", "mapping::retain", "mapping::import"].contains(&body) && given[0] == own[at].0,
+        false => body.starts_with("handle::") && given[0] == own[at].0,
+    };
+    (!is_translated).then(|| format!("{name}: {} is left as it is by {body}", own[at].0))
+}
+
+#[test]
+fn every_call_that_takes_or_gives_a_handle_of_memory_is_translated() {
+    let types = driver_types();
+    let table = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/shim/hook/table.rs");
+    let table = in_one_line(&std::fs::read_to_string(table).unwrap());
+    let (mut found, mut wrong) = (BTreeSet::new(), Vec::new());
+    for declaration in types.split("pub unsafe fn ").skip(1) {
+        let Some((name, rest)) = declaration.split_once('(') else { continue };
+        let Some((list, _)) = rest.split_once(") -> CUresult") else { continue };
+        let list = in_one_line(list);
+        let takes = parameters(&list);
+        if !list.contains("CUmemGenericAllocationHandle") && !list.contains("CUarrayMapInfo") {
+            continue;
+        }
+        found.insert(name);
+        wrong.extend(mistreated(name, &takes, &table));
+        if takes.iter().any(|parameter| parameter.1 == "CUstream") {
+            wrong.extend(mistreated(&format!("{name}_ptsz"), &takes, &table));
+        }
+    }
+    // From the first of them to those of CUDA 13.3.
+    for name in ["cuMemMap", "cuMemMapArrayAsync", "cuMulticastBindMem_v2", "cuLogicalEndpointBindMem"] {
+        assert!(found.contains(name), "{name} is not among {found:?}");
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -193,6 +193,14 @@ fn bad_log_directives_are_told_and_the_default_is_used() {
     shim.succeeds().says("allocate 150: 0").warns("GPUPOOL_LOG");
 }
 
+#[test]
+fn a_subject_of_the_log_that_there_is_none_of_is_told_once_with_those_that_there_are() {
+    let asked = "warn,gpupool::nonsense=trace";
+    let shim = overflowing().shim().env("GPUPOOL_LOG", asked).go();
+    shim.succeeds().says("allocate 150: 0").warns(&format!("GPUPOOL_LOG={asked}: ")).warns("memory, metrics, module");
+    assert_eq!(shim.stderr.matches("nonsense=trace").count(), 2, "the value and the part of it, once: {}", shim.stderr);
+}
+
 /// MiB in use on each GPU and the host after these steps, by the simulated driver.
 fn used(steps: &str, gpus: &str, settings: &[&str]) -> (Output, Vec<u64>) {
     let run = Run::program("steps").args(steps).arg("u").sim(gpus).env("SIMCUDA_CONTEXT_MIB", "0");

@@ -44,6 +44,14 @@ fn a_handle_that_does_not_fit_lies_on_the_next_gpu_with_the_right_data() {
     run.warns("20.0 MiB of all that was allocated lay outside the GPU that asked for it");
 }
 
+/// What the program has for a handle is a number of gpupool's.
+#[test]
+fn calls_that_bind_memory_get_the_driver_s_handle() {
+    let run = Run::program("bound_handles").sim("2x1GiB").same_under_shim(&[]);
+    run.succeeds().says("cuLogicalEndpointBindMem(1, 0, 0, handle, 0, BYTES, 0): 1 CUDA_ERROR_INVALID_VALUE");
+    assert_eq!(run.violations, [""; 0]);
+}
+
 #[test]
 fn neighbours_come_in_order_and_the_host_last() {
     let run = shim("c:30 c:30 c:30 c:30 c:30 m:4 x:4 s").go();

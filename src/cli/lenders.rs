@@ -4,6 +4,12 @@
 //! There is one for each user and machine: it has the lock of a file in the runtime folder, and a socket beside it. A program
 //! that finds nobody listening starts this command with one end of a connection. Whoever then gets the lock serves; whoever
 //! does not passes its connection on to the one that has, so programs that start at once need not agree before.
+//!
+//! Helpers of several users do not talk, and need not: a context of anybody's keeps a GPU awake. Where NVML lists one of theirs on a GPU, this one
+//! makes no context there, which would take half a GiB for nothing, and looks every second whether that is so yet; a GPU stays awake for two seconds
+//! after the last. One helper for all users would have to be trusted by all of them (it decides what GPUs a program is told to be awake), and outlive
+//! the session of whoever happened to start it. In a container, where NVML tells numbers of processes that mean nothing, and where others' names
+//! are hidden, each user's helper has a context as if it were alone. Two that look at the same moment both have one.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -14,6 +20,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gpupool_cuda::{CuResult, Device};
+use gpupool_machine::Nvml;
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_wire::lenders::{NO_DRIVER, ROOM, Request, State, UNSEEN, Uuid, encode_states};
 use gpupool_wire::socket::{Failure as Lost, wait};
@@ -24,6 +31,10 @@ use crate::failure::Failure;
 /// How long to look for the helper that has the lock. One that ends has closed its contexts by then.
 const PATIENCE: Duration = Duration::from_secs(30);
 const NAP: Duration = Duration::from_millis(10);
+/// How often to look whether the helper of another user still keeps a GPU awake: a GPU does not fall asleep sooner.
+const LOOK: Duration = Duration::from_secs(1);
+/// What the kernel calls a process of this command.
+const COMMAND: &str = "gpupool";
 
 /// Keep lending GPUs awake: how the library starts the command for itself
 #[derive(clap::Args)]
@@ -135,7 +146,7 @@ fn serve(first: Socket, folder: &Folder, name: &str) -> std::io::Result<ExitCode
 /// Waits until somebody says something, connects or ends, and does what it asks for.
 fn turn(listener: &Socket, programs: &mut Vec<Program>, awake: &mut Awake) -> std::io::Result<()> {
     let sockets = std::iter::once(listener).chain(programs.iter().map(|program| &program.socket));
-    let ready = wait(sockets, None)?;
+    let ready = wait(sockets, awake.relies_on_others.then_some(LOOK))?;
     let mut came = Vec::new();
     let mut asked = Vec::new();
     let mut ended = |program: &mut Program| {
@@ -152,13 +163,20 @@ fn turn(listener: &Socket, programs: &mut Vec<Program>, awake: &mut Awake) -> st
     };
     let mut ready_programs = ready[1..].iter();
     programs.retain_mut(|program| !(ready_programs.next() == Some(&true) && ended(program)));
+    let before = std::mem::take(&mut awake.results);
     let results = awake.hold(programs.iter().flat_map(|program| &program.needs).copied());
-    for program in programs.iter().filter(|program| asked.contains(&program.socket.as_fd().as_raw_fd())) {
+    // No answer to a question: whoever kept it awake has ended, and no context can be had there.
+    let falls_asleep = |gpu: &Uuid| before.get(gpu) == Some(&0) && results.get(gpu).is_some_and(|result| *result != 0);
+    let is_told = |program: &&Program| {
+        asked.contains(&program.socket.as_fd().as_raw_fd()) || program.needs.iter().any(falls_asleep)
+    };
+    for program in programs.iter().filter(is_told) {
         let state = |gpu: &Uuid| State { gpu: *gpu, result: results.get(gpu).copied().unwrap_or(UNSEEN) };
         let states: Vec<State> = program.needs.iter().map(state).collect();
         // Whoever does not read it has ended or will ask again.
         let _ = program.socket.send(&encode_states(&states), &[] as &[OwnedFd]);
     }
+    awake.results = results;
     while ready[0]
         && let Ok(socket) = listener.accept()
     {
@@ -202,11 +220,24 @@ fn listen_to(socket: &Socket) -> Said {
 struct Awake {
     held: BTreeMap<Uuid, Device>,
     initialised: bool,
+    /// Some of the others are kept awake by helpers of other users.
+    relies_on_others: bool,
+    /// How it went with each GPU when it was looked at last.
+    results: BTreeMap<Uuid, i32>,
+}
+
+/// Whether the helper of another user has a context on this GPU. Who takes that name and has a context there keeps it awake, whoever it is.
+fn has_another_helper(gpu: &Uuid) -> bool {
+    let processes = Nvml::get().ok().and_then(|nvml| nvml.processes(gpu)).unwrap_or_default();
+    let others = processes.iter().filter(|(pid, _)| *pid != std::process::id());
+    let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    others.map(|(pid, _)| name(*pid)).any(|name| name.trim_end() == COMMAND)
 }
 
 impl Awake {
     /// Has a context on these GPUs and no others; how it went with each (see [`State::result`]).
     fn hold(&mut self, needed: impl Iterator<Item = Uuid>) -> BTreeMap<Uuid, i32> {
+        self.relies_on_others = false;
         let mut results: BTreeMap<Uuid, i32> = needed.map(|gpu| (gpu, UNSEEN)).collect();
         if results.is_empty() && self.held.is_empty() {
             return results;
@@ -233,6 +264,8 @@ impl Awake {
         for (gpu, result) in &mut results {
             if self.held.contains_key(gpu) {
                 *result = 0;
+            } else if has_another_helper(gpu) {
+                (*result, self.relies_on_others) = (0, true);
             } else if let Some(device) = driver.devices().find(|device| driver.uuid_bytes(*device) == *gpu) {
                 *result = driver.retain_primary(device).map_or_else(|error| error.0, |_| 0);
                 if *result == 0 {

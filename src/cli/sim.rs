@@ -14,12 +14,25 @@ use crate::{child, companion, elf};
 /// The program finds a libcuda.so.1 that has as many GPUs as you say and keeps their memory in sparse files: it costs
 /// what is written to it. All processes that the program starts share them, as on one machine, and find a libnvidia-ml.so.1
 /// that tells of it. Programs that use the driver interface run; the CUDA runtime (cudart) does not.
+///
+/// Of kernels those run that are named and take parameters as below; load PTX that does the same on a real GPU (cuModuleLoadData), and
+/// launch as ever. Any other loads, and its launch is refused with 801 (NOT_SUPPORTED).
 #[derive(clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "Kernels (pointers and n have 64 bits, v and what pointers lead to 32, where nothing else is said):
+  fill_u32(p, n, v)             p[i] = v
+  iota_u32(p, n, v)             p[i] = v + i
+  check_iota_u32(p, n, v, bad)  adds to the 64 bits at bad how many are not v + i
+  add_u32(out, a, b, n)         out[i] = a[i] + b[i]
+  copy_u32(out, a, n)           out[i] = a[i]
+  sum_u32(a, n, out)            adds the sum to the 64 bits at out
+
+Examples:
   gpupool sim -- gpupool run -- ./program
   gpupool sim --gpus 4x32GiB --link pcie -- gpupool run --summary -- ./program
   gpupool sim --gpus 1x2GiB --host none -- ./program                 without the pool
-  gpupool sim --fault cuMemMap:3=999 -- gpupool run -- ./program")]
+  gpupool sim --fault cuMemMap:3=999 -- gpupool run -- ./program"
+)]
 pub struct Args {
     /// GPUs, as 4x32GiB or 2x16GiB,1x80GiB [default: 2x16GiB]
     #[arg(long, value_name = "COUNTxSIZE", value_parser = gpus)]

@@ -23,7 +23,7 @@ mod units;
 
 pub use choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
 pub use duration::{DurationError, parse_duration};
-pub use log_level::check_log;
+pub use log_level::{SUBJECTS, check_log};
 pub use log_path::{LogPath, LogPathNames};
 pub use outside::{Budget, Outside, tightest};
 pub use problem::Problem;

@@ -6,23 +6,34 @@
 /// What the filter takes for a level, in any case; numbers count from nothing to everything.
 const LEVELS: [&str; 12] = ["off", "error", "warn", "info", "debug", "trace", "0", "1", "2", "3", "4", "5"];
 
+/// What events and notes of the library are about: their targets, behind `gpupool::`. The library's log has no others (a program's own `tracing` is
+/// another copy), so that a directive for a dependency matches nothing either.
+pub const SUBJECTS: [&str; 14] = [
+    "call", "context", "control", "finding", "ipc", "launches", "log", "memory", "metrics", "module", "once", "pinned",
+    "process", "python",
+];
+
 /// Whether every directive can match something. The filter itself takes any word for the name of a target, so that `dbug`
 /// would be accepted and show nothing. Directives on spans (`[…]`) cannot match either, as the library opens none.
 ///
 /// # Errors
 /// What is wrong, and what to write instead.
 pub fn check_log(asked: &str) -> Result<(), String> {
-    match asked.split(',').find(|directive| !names_something(directive)) {
-        None => Ok(()),
-        Some(stranger) => Err(format!(
-            "{:?} is neither a level nor a part of gpupool; write error, warn, info, debug, trace, off or for example \
-             gpupool::memory=debug",
-            stranger
-        )),
+    let Some(stranger) = asked.split(',').find(|directive| !names_something(directive)) else { return Ok(()) };
+    if about(stranger).is_some() {
+        return Err(format!(
+            "{stranger:?} is about nothing that gpupool logs; behind gpupool:: write one of {}",
+            SUBJECTS.join(", ")
+        ));
     }
+    Err(format!(
+        "{stranger:?} is neither a level nor a part of gpupool; write error, warn, info, debug, trace, off or for example \
+         gpupool::memory=debug"
+    ))
 }
 
-fn names_something(directive: &str) -> bool {
+/// The part that a directive is about, if it names one; `None` where it is no directive for gpupool.
+fn about(directive: &str) -> Option<Option<&str>> {
     let is_level = |word: &str| LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
     let is_part = |word: &str| {
         let rest = word.strip_prefix("gpupool");
@@ -30,9 +41,16 @@ fn names_something(directive: &str) -> bool {
             && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b':')
     };
     match directive.split_once('=') {
-        None => is_level(directive) || is_part(directive),
-        Some((part, level)) => is_part(part) && is_level(level),
+        None if is_level(directive) => Some(None),
+        None => is_part(directive).then_some(Some(directive)),
+        Some((part, level)) => (is_part(part) && is_level(level)).then_some(Some(part)),
     }
+}
+
+fn names_something(directive: &str) -> bool {
+    // The filter takes what begins like that, so `gpupool` is all of them.
+    let begins_like = |part: &str| SUBJECTS.iter().any(|subject| format!("gpupool::{subject}").starts_with(part));
+    about(directive).is_some_and(|part| part.is_none_or(begins_like))
 }
 
 #[cfg(test)]
@@ -59,5 +77,18 @@ mod tests {
             let reason = check_log(bad).unwrap_err();
             assert!(reason.contains("write error, warn"), "{bad}: {reason}");
         }
+    }
+
+    #[test]
+    fn a_subject_that_there_is_none_of_is_refused_with_those_that_there_are() {
+        for good in ["gpupool::mem=debug", "gpupool::=debug", "gpupool::launches=trace,gpupool::once=off"] {
+            assert_eq!(check_log(good), Ok(()), "{good}");
+        }
+        for bad in ["gpupool::nonsense=trace", "info,gpupool::memory::map=debug", "gpupool::nonsense"] {
+            let reason = check_log(bad).unwrap_err();
+            assert!(reason.contains("call, context,") && reason.contains("memory, metrics,"), "{bad}: {reason}");
+        }
+        // Others than gpupool log nothing here.
+        assert!(check_log("h2=trace").unwrap_err().contains("nor a part of gpupool"));
     }
 }

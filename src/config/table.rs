@@ -109,7 +109,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_FREE",
         values: Free::WORDS,
         default: "strict",
-        help: "strict waits on every free for the context that the memory was allocated in, as the driver does, also while a stream is being captured; lazy waits for its GPU only before the memory is used again.",
+        help: "strict waits on every free for the context that the memory was allocated in, as the driver does, also while a stream is being captured; lazy waits for its GPU only before the memory is used again, and then only where home has no other free memory and no more is to be held: twice the most that was ever in use.",
         read: |settings, value| {
             choice(value, "a way to free", Free::WORDS, Free::from_word).map(|word| settings.free = word)
         },

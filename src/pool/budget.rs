@@ -29,6 +29,11 @@ struct Ceiling {
     plans_left: u32,
 }
 
+/// For a block that would have to wait for the GPU, memory is made instead as long as no more is held than so many times the most that was ever in use:
+/// what the program works with now, and once more what the GPU has yet to be done with. A loop on a GPU that is always at work takes new memory
+/// each time otherwise. RMM and PyTorch reuse memory without a wait on the stream that it was freed in; `cuMemFree` names none.
+const IN_FLIGHT: u64 = 2;
+
 /// The pool's side of the account of one place. All sums are bytes.
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -180,6 +185,12 @@ impl Budget {
         let held = all.saturating_sub(self.leaving + self.stuck + self.aside);
         let paid_for = self.exchanged / PAID_FOR.1 * PAID_FOR.0;
         held.saturating_sub(needed + needed / SPARE_PART + paid_for)
+    }
+
+    /// Whether so much may be made for a block that could have free memory after a wait.
+    pub fn may_run_ahead(&self, bytes: u64) -> bool {
+        let needed = self.peak_used.max(self.used + self.promised + bytes);
+        self.held + self.promised + bytes <= needed.saturating_mul(IN_FLIGHT)
     }
 
     /// So much is sent away because it is spare beside `made`, which is about to be, or mapped elsewhere instead.

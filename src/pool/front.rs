@@ -231,6 +231,12 @@ impl Front {
         popped.stamp > self.clock(popped.shard).quiesced(place.index())
     }
 
+    /// Whether this shard keeps a row at `place` of at least so many frames that the GPU there is done with.
+    pub fn has_quiet(&self, shard: usize, place: PlaceId, frames: u32) -> bool {
+        let shard = &self.shards[shard];
+        shard.magazine.lock().has_quiet(place, frames, shard.clock.quiesced(place.index()))
+    }
+
     /// Takes `frames` at `place` that another thread's shard keeps. Cheaper for all threads than a drain, after which every
     /// shard is empty.
     pub fn steal(&self, place: PlaceId, frames: u32, bytes: u64) -> Option<Popped> {

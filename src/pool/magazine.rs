@@ -130,6 +130,11 @@ impl Magazine {
         Ok(Kept { frames, ..best })
     }
 
+    /// Whether there is a row of at least so many frames that is quiet.
+    pub fn has_quiet(&self, place: PlaceId, frames: u32, quiesced: u64) -> bool {
+        self.rows[place.index()].iter().any(|kept| kept.frames >= frames && kept.stamp <= quiesced)
+    }
+
     /// May spend so much more.
     pub fn earn(&mut self, bytes: u64) {
         self.credit += bytes;

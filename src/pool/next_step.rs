@@ -8,6 +8,17 @@ use crate::registry::Registry;
 use crate::state::{From, Leaving, Route, State, Taken, bytes_of};
 use crate::{FRAME, Place, Policy, Refusal, Request, Room, placement};
 
+/// Whether memory is made for a request that could have free memory once the home GPU is done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fresh {
+    /// If it comes to a wait.
+    IfDue,
+    /// It came to that, and the GPU is not done.
+    Wanted,
+    /// There is none to be had, or no more than that is to be held.
+    Unavailable,
+}
+
 /// A request being served, and what was found out for it between the looks at the state.
 #[derive(Debug)]
 pub(crate) struct Attempt<'a> {
@@ -21,6 +32,8 @@ pub(crate) struct Attempt<'a> {
     pub headrooms: Vec<Option<u64>>,
     /// The home GPU cannot be waited for (or just was): only memory that is known to be quiet counts from here on.
     pub only_quiesced: bool,
+    /// Whether memory is made for it rather than waited for.
+    pub fresh: Fresh,
     /// Other GPUs were asked whether they are done with what could serve it.
     pub looked: bool,
     /// The home GPU was asked whether it is done with what could go for it.
@@ -44,6 +57,7 @@ impl<'a> Attempt<'a> {
             bytes: placement::round_up(request.bytes),
             headrooms: Vec::new(),
             only_quiesced: false,
+            fresh: Fresh::IfDue,
             looked: false,
             looked_home: false,
             forgot_ceilings: false,
@@ -96,6 +110,11 @@ impl<H: Copy> State<H> {
     /// The next step for `attempt`. Budgets and address space of a [`Step::Grow`], and the memory of a [`Step::Wait`],
     /// are set aside for the caller, who must see the step through or take it back.
     pub fn next_step<E>(&mut self, attempt: &mut Attempt, registry: &Registry) -> Step<H, E> {
+        if attempt.fresh == Fresh::Wanted
+            && let Some(step) = self.serve_without_wait(attempt)
+        {
+            return step;
+        }
         match self.step_now(attempt, registry) {
             Step::Refuse(Refusal::Full { .. })
                 if self.moves.are_any() || self.budgets.iter().any(Budget::is_leaving) =>
@@ -135,7 +154,7 @@ impl<H: Copy> State<H> {
             return step;
         }
         if is_local && let Some(taken) = self.take_best(route.home, frames, waits_for) {
-            return self.hand_out(taken);
+            return self.hand_out(taken, attempt);
         }
         if !std::mem::replace(&mut attempt.looked, true) {
             let others = self.others_at_work(&route.order, Some(route.home));
@@ -168,7 +187,7 @@ impl<H: Copy> State<H> {
     fn serve_apart<E>(&mut self, attempt: &mut Attempt, frames: u32, waits_for: Option<PlaceId>) -> Option<Step<H, E>> {
         let home = attempt.route.home;
         if let Some(taken) = self.take_apart(home, frames, waits_for) {
-            return Some(self.hand_out(taken));
+            return Some(self.hand_out(taken, attempt));
         }
         let can_grow = |state: &Self, headroom| state.budgets[home.index()].growth(headroom) >= attempt.bytes;
         if !can_grow(self, None) {
@@ -366,16 +385,67 @@ impl<H: Copy> State<H> {
             return Some(Step::Refuse(Refusal::Soft));
         }
         let taken = self.take_like(pieces, attempt.route, frames, waits_for)?;
-        Some(self.hand_out(taken))
+        Some(self.hand_out(taken, attempt))
     }
 
-    pub fn hand_out<E>(&self, taken: Taken) -> Step<H, E> {
+    pub fn hand_out<E>(&self, taken: Taken, attempt: &Attempt) -> Step<H, E> {
         if !taken.busy {
             return Step::Done(taken);
         }
-        let place = self.chunks.places().at(taken.start);
-        let has_other = place.is_some_and(|place| self.has_quiet(place, taken.frames));
+        let has_other = self.has_other(attempt, taken.frames);
         Step::Wait(Taken { has_other, ..taken })
+    }
+
+    /// Whether the request may be served at home without a wait for the GPU that is at work on the best fit: by other free memory or by new.
+    pub fn has_other(&self, attempt: &Attempt, frames: u32) -> bool {
+        attempt.fresh == Fresh::IfDue
+            && (self.has_quiet(attempt.route.home, frames) || self.can_be_fresh(attempt, None))
+    }
+
+    /// Whether memory may be made at home for the request, given what the driver has left there, rather than waited for. The other policies choose
+    /// a place by what is free there, and where home is full memory elsewhere is no better than a wait.
+    fn can_be_fresh(&self, attempt: &Attempt, headroom: Option<u64>) -> bool {
+        let Attempt { route, bytes, .. } = *attempt;
+        let budget = &self.budgets[route.home.index()];
+        self.policy == Policy::LocalFirst
+            && route.has_home
+            && budget.may_run_ahead(bytes)
+            && budget.growth(headroom) >= bytes
+    }
+
+    /// Serves the request at home without a wait: from any free memory that is quiet, else from new memory. `None` where there is neither, and
+    /// it comes to the wait.
+    fn serve_without_wait<E>(&mut self, attempt: &mut Attempt) -> Option<Step<H, E>> {
+        let (home, frames) = (attempt.route.home, u32::try_from(attempt.bytes / FRAME).unwrap_or(u32::MAX));
+        self.runs.settle();
+        let quiet = if self.keeps_apart(frames) {
+            self.take_apart(home, frames, None)
+        } else {
+            self.take_best(home, frames, None)
+        };
+        if let Some(taken) = quiet {
+            return Some(Step::Done(taken));
+        }
+        if !std::mem::replace(&mut attempt.looked, true) {
+            let others = self.others_at_work(&attempt.route.order, Some(home));
+            if !others.is_empty() {
+                return Some(Step::Look(others));
+            }
+        }
+        let headroom = attempt.headrooms.first().copied();
+        if headroom.is_none() && self.can_be_fresh(attempt, None) {
+            return Some(Step::Ask(self.place(home)));
+        }
+        if headroom.is_some_and(|headroom| self.can_be_fresh(attempt, headroom)) {
+            // It was, just now.
+            attempt.looked_home = true;
+            // Where address space is lacking, more than this request would have to wait for it.
+            if let step @ Step::Grow(_) = self.set_aside(attempt, vec![(home, attempt.bytes)]) {
+                return Some(step);
+            }
+        }
+        attempt.fresh = Fresh::Unavailable;
+        None
     }
 
     fn is_soft(&mut self, pieces: &[(PlaceId, u64)], attempt: &Attempt) -> bool {

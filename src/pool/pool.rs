@@ -5,7 +5,7 @@ use crate::clock::Clock;
 use crate::drive::{self, Broken, Cause};
 use crate::front::{Front, Popped, Push};
 use crate::magazine::Miss;
-use crate::next_step::{Attempt, Growth, Step};
+use crate::next_step::{Attempt, Fresh, Growth, Step};
 use crate::place::PlaceId;
 use crate::registry::{KEPT_BLOCK, Record, Registry};
 use crate::runs::{Kind, Run};
@@ -160,8 +160,12 @@ impl<B: Backend> Pool<B> {
                 }
                 Step::Look(gpus) => gpus.into_iter().for_each(|gpu| self.look(gpu)),
                 Step::Wait(taken) => {
-                    if let Some(allocation) = self.serve_quiet(&taken, &attempt) {
-                        return Ok(allocation);
+                    if taken.has_other {
+                        if let Some(allocation) = self.serve_if_quiet(&taken, &mut attempt) {
+                            return Ok(allocation);
+                        }
+                        next = self.next_step(&mut attempt);
+                        continue;
                     }
                     match self.quiesce(self.front.own(), &[route.home]) {
                         Ok(()) => {
@@ -200,21 +204,21 @@ impl<B: Backend> Pool<B> {
         }
     }
 
-    /// Serves the request without the wait that `taken` would need, where other memory at home is quiet: with that, or with what was taken if
-    /// the GPU turns out to be done with it. `None` where there is no such memory; `taken` is still taken then.
-    fn serve_quiet(&self, taken: &Taken, attempt: &Attempt) -> Option<Allocation> {
-        let (home, frames) = (attempt.route.home, taken.frames);
-        if !taken.has_other {
-            return None;
-        }
+    /// Serves the request with what was taken if the GPU turns out to be done with it, else with other memory at home that is quiet. `None`
+    /// where there is none either: `taken` is put back, and the request is to have new memory, if there is any.
+    fn serve_if_quiet(&self, taken: &Taken, attempt: &mut Attempt) -> Option<Allocation> {
+        let home = attempt.route.home;
         self.look(home);
         let mut state = self.lock();
         if state.has_become_quiet(taken) {
             return Some(self.award(&mut state, taken, attempt, true, 0));
         }
-        let instead = state.take_quiet(home, frames)?;
+        let instead = state.take_quiet(home, taken.frames);
         state.put_back(taken);
-        Some(self.award(&mut state, &instead, attempt, true, 0))
+        if instead.is_none() {
+            attempt.fresh = Fresh::Wanted;
+        }
+        Some(self.award(&mut state, &instead?, attempt, true, 0))
     }
 
     /// Looks at the state, with all free memory in it, for the next step; awards a block that can be had at once.
@@ -267,12 +271,17 @@ impl<B: Backend> Pool<B> {
             let freed = state.freed_now(Some(route.home));
             state.take_back(start, frames, freed);
         };
-        if busy && self.front.may_be_free(route.home, frames) && self.lock().has_quiet(route.home, frames) {
+        if busy && (self.front.has_quiet(shard, route.home, frames) || self.lock().has_other(attempt, frames)) {
             self.look_for(shard, route.home);
             busy = self.front.is_busy(&popped, route.home);
-            let mut state = self.lock();
-            if busy && let Some(instead) = state.take_quiet(route.home, frames) {
+            if busy {
+                let mut state = self.lock();
+                let instead = state.take_quiet(route.home, frames);
                 put_back(&mut state);
+                let Some(instead) = instead else {
+                    attempt.fresh = Fresh::Wanted;
+                    return Ok(None);
+                };
                 let allocation = self.award(&mut state, &instead, attempt, true, 0);
                 return Ok(Some(Served::Block(allocation)));
             }
@@ -312,7 +321,7 @@ impl<B: Backend> Pool<B> {
             drop(state);
             return Some(Served::Block(self.begin(taken.start, frames, self.front.next_id(), attempt)));
         }
-        Some(match state.hand_out(taken) {
+        Some(match state.hand_out(taken, attempt) {
             Step::Done(taken) => Served::Block(self.award(&mut state, &taken, attempt, true, 0)),
             step => Served::NotYet(step),
         })

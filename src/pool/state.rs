@@ -70,7 +70,7 @@ pub(crate) struct Taken {
     pub frames: u32,
     /// The home GPU of the request may still be at work on it.
     pub busy: bool,
-    /// And other memory would do there that nobody is at work on.
+    /// And other memory would do at home that nobody is at work on, or can be made.
     pub has_other: bool,
     /// The free runs it was taken from, in address order: the end of each and how it was freed.
     pub from: From,

@@ -221,11 +221,12 @@ Init {
     11010 cuMemMapArrayAsync(list: In<u8>, count: c_uint, stream: Handle) + cuMemMapArrayAsync_ptsz -> NOT_SUPPORTED;
     12010 cuMulticastCreate(out: Out<u64>, prop: In<u8>) -> NOT_SUPPORTED;
     12010 cuMulticastAddDevice(handle: u64, device: c_int) -> INVALID_VALUE;
-    12010 cuMulticastBindMem(handle: u64, offset: usize, memory: u64, from: usize, bytes: usize, flags: u64) -> INVALID_VALUE;
-    13010 cuMulticastBindMem_v2(handle: u64, device: c_int, offset: usize, memory: u64, from: usize, bytes: usize, flags: u64) -> INVALID_VALUE;
+    12010 cuMulticastBindMem(handle: u64, offset: usize, memory: u64, from: usize, bytes: usize, flags: u64) => vmm::bind_multicast;
+    13010 cuMulticastBindMem_v2(handle: u64, device: c_int, offset: usize, memory: u64, from: usize, bytes: usize, flags: u64) => vmm::bind_multicast_v2;
     12010 cuMulticastBindAddr(handle: u64, offset: usize, address: u64, bytes: usize, flags: u64) -> INVALID_VALUE;
     13010 cuMulticastBindAddr_v2(handle: u64, device: c_int, offset: usize, address: u64, bytes: usize, flags: u64) -> INVALID_VALUE;
     12010 cuMulticastUnbind(handle: u64, device: c_int, offset: usize, bytes: usize) -> INVALID_VALUE;
+    13030 cuLogicalEndpointBindMem(endpoint: c_uint, device: c_int, offset: u64, memory: u64, from: u64, bytes: u64, flags: u64) => vmm::bind_endpoint;
 
     // Memory of other interfaces
     10000 cuImportExternalMemory(out: Out<Handle>, desc: In<u8>) -> NOT_SUPPORTED;

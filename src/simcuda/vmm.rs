@@ -5,12 +5,13 @@ use crate::driver::{Driver, driver};
 use crate::error::{Code, Outcome};
 use crate::ffi::{AccessDesc, AllocationProp, In, Location, Out};
 use crate::physical::{GRANULE, Physical, Place, Store, Use, reopen, shared_range};
+use crate::report;
 use crate::residence::PAGE;
 use crate::space::{Grants, Kind, next_id};
 use crate::strict;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
@@ -342,6 +343,27 @@ pub fn properties(out: Out<AllocationProp>, handle: u64) -> Outcome {
     let prop =
         with_handles(|handles| handles.get(&handle).filter(|entry| entry.memory().is_some()).map(|entry| entry.prop));
     out.set(prop.ok_or(Code::INVALID_VALUE)?)
+}
+
+/// Nobody has a multicast object or a logical endpoint here, so nothing is bound. But the driver follows every handle of memory that it is given, and
+/// ends with one that is none (measured with others of its calls).
+fn bind_to_nothing(call: &str, memory: u64) -> Outcome {
+    if strict::is_on() && with_handles(|handles| handles.get(&memory).and_then(Entry::memory)).is_none() {
+        report::violation(format!("{call} of {memory:#x}, which is no handle of memory"));
+    }
+    Err(Code::INVALID_VALUE)
+}
+
+pub fn bind_multicast(_: u64, _: usize, memory: u64, _: usize, _: usize, _: u64) -> Outcome {
+    bind_to_nothing("cuMulticastBindMem", memory)
+}
+
+pub fn bind_multicast_v2(_: u64, _: c_int, _: usize, memory: u64, _: usize, _: usize, _: u64) -> Outcome {
+    bind_to_nothing("cuMulticastBindMem_v2", memory)
+}
+
+pub fn bind_endpoint(_: c_uint, _: c_int, _: u64, memory: u64, _: u64, _: u64, _: u64) -> Outcome {
+    bind_to_nothing("cuLogicalEndpointBindMem", memory)
 }
 
 /// What a handle was created to be shared as, for pointer attributes.

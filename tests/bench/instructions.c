@@ -68,6 +68,14 @@ static void allocate_and_free(void *f)
     require(((int (*)(unsigned long long *, size_t))f)(&address, bytes), "cuMemAlloc_v2");
     ((int (*)(unsigned long long))release)(address);
 }
+/* In the order of a stream, from the driver's own pool. */
+static void allocate_and_free_in_order(void *f)
+{
+    unsigned long long address;
+    void **pair = f;
+    require(((int (*)(unsigned long long *, size_t, void *))pair[0])(&address, 4096, stream), "cuMemAllocAsync");
+    ((int (*)(unsigned long long, void *))pair[1])(address, stream);
+}
 
 static void mark(void) { __asm__ volatile("int3" ::: "memory"); }
 
@@ -126,6 +134,9 @@ static void program(void)
     compare("cuStreamSynchronize", "cuStreamSynchronize", wait_for_stream);
     compare("cuLaunchKernel", "cuLaunchKernel", launch);
     compare("cuMemcpyHtoD", "cuMemcpyHtoD_v2", copy);
+    void *own[] = {bare("cuMemAllocAsync"), bare("cuMemFreeAsync")}, *ours[] = {hooked("cuMemAllocAsync"), hooked("cuMemFreeAsync")};
+    count("cuMemAllocAsync, FreeAsync", "bare", allocate_and_free_in_order, own);
+    count("cuMemAllocAsync, FreeAsync", "hooked", allocate_and_free_in_order, ours);
     const size_t sizes[] = {4, 1 << 10, 64 << 10, 600 << 10};
     for (int i = 0; i < 4; i++) {
         bytes = sizes[i] << 10;

@@ -1,11 +1,12 @@
 //! README says what the program does.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use gpupool_config::SETTINGS;
 use gpupool_events::FINDINGS;
 
-use crate::common::golden_folder;
+use crate::common::{golden_folder, gpupool, output, stdout};
 
 /// README as it is, and what stands in it between the markers called `name`.
 fn readme() -> String {
@@ -86,4 +87,68 @@ fn links_lead_to_files_and_headings_that_are_there() {
             }
         }
     }
+}
+
+/// What stands behind `gpupool::` in string literals of these sources, tests aside.
+fn subjects_in(folder: &Path, subjects: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let is_test = path.file_stem().is_some_and(|name| name == "tests");
+        if path.is_dir() && !is_test {
+            subjects_in(&path, subjects);
+        } else if !is_test && path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+            let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            for rest in code.flat_map(|line| line.split("\"gpupool::").skip(1)) {
+                subjects.insert(rest.chars().take_while(char::is_ascii_lowercase).collect());
+            }
+        }
+    }
+}
+
+/// A directive of `GPUPOOL_LOG` is refused by its list of subjects, and the code says them where it logs.
+#[test]
+fn the_subjects_of_the_log_are_those_that_the_library_logs_about_and_the_page_names() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut logged = BTreeSet::new();
+    for folder in ["shim", "events"] {
+        subjects_in(&sources.join(folder), &mut logged);
+    }
+    let known: BTreeSet<String> = gpupool_config::SUBJECTS.iter().map(|subject| (*subject).to_owned()).collect();
+    assert_eq!(logged, known);
+    let page = readme();
+    let (_, list) = page.split_once("sets the level of one subject by itself").unwrap();
+    let (list, _) = list.split_once("\n\n").unwrap();
+    for subject in known {
+        assert!(list.contains(&format!("`{subject}`")), "README.md does not name {subject} in:{list}");
+    }
+}
+
+/// Who writes a program for simulated GPUs reads it in one of two places.
+#[test]
+fn the_kernels_of_simulated_gpus_are_those_of_the_page_and_of_the_driver() {
+    let page = readme();
+    let (_, rest) = page.split_once("### Kernels on simulated GPUs").unwrap();
+    let (table, _) = rest.split_once("\n## ").unwrap();
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    assert!(rows.len() > 4, "{rows:?}");
+    let help = stdout(&output(gpupool().args(["sim", "--help"])));
+    let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/../simcuda/kernels.rs");
+    let driver = std::fs::read_to_string(driver).unwrap();
+    for row in &rows {
+        let [signature, effect] = [row[0], row[1]].map(|cell| cell.replace('`', ""));
+        let (name, _) = signature.split_once('(').unwrap();
+        let is_told = help
+            .lines()
+            .any(|line| line.trim_start().strip_prefix(&signature).is_some_and(|rest| rest.trim() == effect));
+        assert!(is_told, "gpupool sim --help does not say `{signature}`: {effect}\n{help}");
+        assert!(driver.contains(&format!("name: \"{name}\"")), "the simulated driver has no {name}");
+    }
+    let told = help.split_once("Kernels (").unwrap().1.split_once("Examples:").unwrap().0;
+    assert_eq!(told.lines().filter(|line| line.contains("_u32(")).count(), rows.len());
 }

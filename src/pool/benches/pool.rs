@@ -2,8 +2,8 @@
 //!
 //! `cargo bench -p gpupool-pool`. Prints, besides criterion's estimates, the percentiles of single operations and what
 //! eight threads get done beside one. `cargo bench -p gpupool-pool -- mixes [lazy|strict [MIB]]` prints random mixes of sizes instead, and
-//! `-- waste FILE...` what is held for recorded sequences, and `-- rounds` what memory is made and remapped for random mixes that
-//! repeat themselves.
+//! `-- waste [hour] FILE...` what is held for recorded sequences, `-- rounds` what memory is made and remapped for random mixes that
+//! repeat themselves, and `-- waits` how often those wait for a GPU that is always at work.
 
 use criterion::{BenchmarkId, Criterion};
 use gpupool_pool::{
@@ -24,6 +24,9 @@ struct Nothing {
     mapped: AtomicU64,
     /// What the calls would have taken on an H200 where memory was released before (`tests/bench/RESULTS.md`).
     microseconds: AtomicU64,
+    /// Whether the GPU has always more to do: it can be waited for, and is not done when asked.
+    at_work: bool,
+    waits: AtomicU64,
 }
 
 impl Nothing {
@@ -63,10 +66,11 @@ impl Backend for Nothing {
         Ok(())
     }
     fn quiesce(&self, _gpus: &[u32]) -> Result<(), Fault<()>> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
     fn has_finished(&self, _gpu: u32) -> bool {
-        true
+        !self.at_work
     }
 }
 
@@ -78,6 +82,10 @@ fn request(bytes: u64) -> Request {
 
 /// An empty pool over one GPU that may hold so much.
 fn limited(limit: u64) -> Pool<Nothing> {
+    on(limit, Nothing::default())
+}
+
+fn on(limit: u64, backend: Nothing) -> Pool<Nothing> {
     let config = Config {
         base: 1 << 40,
         bytes: 64 << 40,
@@ -86,7 +94,7 @@ fn limited(limit: u64) -> Pool<Nothing> {
         policy: Policy::LocalFirst,
         largest_chunk: LARGEST_CHUNK,
     };
-    Pool::new(config, Nothing::default())
+    Pool::new(config, backend)
 }
 
 /// A pool with so many live blocks of 2 MiB, with a freed one between every two: the free list is as long.
@@ -388,6 +396,34 @@ fn rounds() {
     }
 }
 
+/// How often the random mixes of `rounds` wait with lazy frees for a GPU that is always at work, and what is held for each byte in use at
+/// most; the same round again and again, means over several sequences.
+fn waits() {
+    const LIVE: u64 = 16_000 << 20;
+    const SEEDS: u64 = 8;
+    for (name, limit) in [("alone", 140 << 30), ("20 GiB at most", 20 << 30)] {
+        for (mib, count) in [1, 4, 64, 1024, 4096].map(|mib| [(mib, 1000), (mib, 10_000)]).concat() {
+            let (mut first, mut warm, mut held, mut made) = (0.0, 0.0, 0.0, 0.0);
+            for seed in 1..=SEEDS {
+                let pool = on(limit, Nothing { at_work: true, ..Nothing::default() });
+                let steps = draw(count, mib << 20, LIVE, seed);
+                let waits = || pool.backend().waits.load(Ordering::Relaxed) as f64 * 1000.0 / count as f64;
+                round(&pool, &steps, count, Free::Lazy);
+                first += waits() / SEEDS as f64;
+                let before = waits();
+                let rounds = [(); 4].map(|()| round(&pool, &steps, count, Free::Lazy));
+                warm += (waits() - before) / rounds.len() as f64 / SEEDS as f64;
+                made += rounds.iter().map(|round| round[4]).sum::<f64>() / rounds.len() as f64 / SEEDS as f64;
+                held += pool.usage().places[0].held as f64 / most_live(&steps) as f64 / SEEDS as f64;
+            }
+            println!(
+                "{name}, to {mib} MiB, {count}: waits in 1000 allocations, first round {first:.2}, warm {warm:.2}; driver {made:.3} us an \
+                 operation; held {held:.3}"
+            );
+        }
+    }
+}
+
 /// The most bytes that live at once in a drawn sequence.
 fn most_live(steps: &[Drawn]) -> u64 {
     let mut sizes = std::collections::BTreeMap::new();
@@ -432,20 +468,49 @@ fn round(pool: &Pool<Nothing>, steps: &[Drawn], count: usize, when: Free) -> [f6
     [gib(0), gib(1), (now[2] - before.0[2]) * each, grown as f64 * each, took]
 }
 
-/// Plays a recorded sequence of allocations (`tests/bench/traces`, unpacked) five times over: what is held at most for each byte in
-/// use at most, as `tests/bench/replay.c` tells it, and how many blocks the pool grew for in the first and in the last round.
-fn waste(path: &str) {
+/// A step of a recorded sequence: an allocation of so many bytes, or a free.
+#[derive(Clone, Copy)]
+enum Recorded {
+    Allocate(usize, u64),
+    Free(usize),
+}
+
+/// The steps of a recording, and how many milliseconds it was long.
+fn recording(text: &str) -> (Vec<Recorded>, f64) {
+    let (mut steps, mut end) = (Vec::new(), 0.0);
+    for line in text.lines() {
+        match (line.get(..1), line.get(1..).unwrap_or("").split_once(' ')) {
+            (Some("+"), Some((id, bytes))) => {
+                steps.extend(id.parse().ok().zip(bytes.parse().ok()).map(|(id, bytes)| Recorded::Allocate(id, bytes)));
+            }
+            (Some("-"), None) => steps.extend(line[1..].parse().ok().map(Recorded::Free)),
+            (Some("@"), None) => end = line[1..].parse().unwrap_or(end),
+            _ => {}
+        }
+    }
+    (steps, end)
+}
+
+/// Plays a recorded sequence of allocations (`tests/bench/traces`, unpacked) five times over, or for an hour of the program's time without its pauses:
+/// what is held at most for each byte in use at most, as `tests/bench/replay.c` tells it, and how many blocks the pool grew for in the first
+/// and in the last round. Of an hour also what is held at its end, and the most that was held in its first minute.
+fn waste(path: &str, hour: bool) {
     let Ok(text) = std::fs::read_to_string(path) else { return println!("{path} cannot be read") };
+    let (steps, milliseconds) = recording(&text);
+    let rounds = if hour { (3_600_000.0 / milliseconds.max(1.0)).ceil() as usize } else { 5 };
+    let in_a_minute = rounds.div_ceil(60);
     let pool = crowded(0);
-    let mut live: std::collections::BTreeMap<&str, (u64, u64)> = std::collections::BTreeMap::new();
-    let (mut used, mut peak_used, mut peak_held) = (0, 0, 0);
+    let mut live: std::collections::BTreeMap<usize, (u64, u64)> = std::collections::BTreeMap::new();
+    let (mut used, mut peak_used, mut peak_held, mut held_early) = (0_u64, 0_u64, 0_u64, 0);
+    // Sums over steps, for means in which each is as long.
+    let (mut sum_used, mut sum_held) = (0_u128, 0_u128);
     let mut grown = Vec::new();
-    for _ in 0..5 {
+    let start = Instant::now();
+    for number in 0..rounds {
         let before = pool.usage();
-        for line in text.lines() {
-            match (line.get(..1), line.get(1..).unwrap_or("").split_once(' ')) {
-                (Some("+"), Some((id, bytes))) => {
-                    let Ok(bytes) = bytes.parse() else { continue };
+        for (index, step) in steps.iter().enumerate() {
+            match *step {
+                Recorded::Allocate(id, bytes) => {
                     let address = if Pool::<Nothing>::is_small(bytes) {
                         pool.allocate_small(&request(bytes)).ok().map(|small| small.block.address)
                     } else {
@@ -454,22 +519,27 @@ fn waste(path: &str) {
                     live.insert(id, (address.unwrap_or(0), bytes));
                     used += bytes;
                 }
-                (Some("-"), None) => {
-                    if let Some((address, bytes)) = live.remove(&line[1..]) {
+                Recorded::Free(id) => {
+                    if let Some((address, bytes)) = live.remove(&id) {
                         release(&pool, address);
                         used -= bytes;
                     }
                 }
-                _ => {}
             }
-            if used > peak_used {
-                peak_used = used;
+            // To ask takes longer than to allocate.
+            if hour && used <= peak_used && index % 16 != 0 {
+                continue;
             }
-            peak_held = peak_held.max(pool.usage().places[0].held);
+            let held = pool.usage().places[0].held;
+            (peak_used, peak_held) = (peak_used.max(used), peak_held.max(held));
+            (sum_used, sum_held) = (sum_used + u128::from(used), sum_held + u128::from(held));
         }
         for (address, bytes) in std::mem::take(&mut live).into_values() {
             release(&pool, address);
             used -= bytes;
+        }
+        if number + 1 == in_a_minute {
+            held_early = peak_held;
         }
         let after = pool.usage();
         grown.push((after.allocations - after.reuses) - (before.allocations - before.reuses));
@@ -482,14 +552,28 @@ fn waste(path: &str) {
         peak_held as f64 / peak_used as f64,
         mib(pool.usage().trimmed_bytes),
         grown[0],
-        grown[4]
+        grown[rounds - 1]
     );
+    if hour {
+        println!(
+            "  {rounds} rounds of {:.2} s, {} calls in {:.0} s; ratio in the first minute {:.3}, at the end {:.3}, of the means {:.3}; grown after \
+             the first minute {}",
+            milliseconds / 1000.0,
+            rounds * steps.len(),
+            start.elapsed().as_secs_f64(),
+            held_early as f64 / peak_used as f64,
+            pool.usage().places[0].held as f64 / peak_used as f64,
+            sum_held as f64 / sum_used as f64,
+            grown[in_a_minute..].iter().sum::<u64>()
+        );
+    }
 }
 
 fn main() {
     let mut words = std::env::args().skip_while(|word| word != "waste").skip(1).filter(|word| !word.starts_with('-'));
     if let Some(first) = words.next() {
-        return std::iter::once(first).chain(words).for_each(|path| waste(&path));
+        let hour = first == "hour";
+        return (!hour).then_some(first).into_iter().chain(words).for_each(|path| waste(&path, hour));
     }
     let mut words = std::env::args().skip_while(|word| word != "mixes");
     if words.next().is_some() {
@@ -498,6 +582,9 @@ fn main() {
     }
     if std::env::args().any(|word| word == "rounds") {
         return rounds();
+    }
+    if std::env::args().any(|word| word == "waits") {
+        return waits();
     }
     let mut criterion = Criterion::default().configure_from_args();
     warm(&mut criterion);

@@ -122,16 +122,21 @@ unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr,
 /// # Safety
 /// `data` has room for the value of this attribute.
 unsafe fn write_of_pinned(data: *mut c_void, attribute: c_int, block: &gpupool_pinned::Block) -> Answer<CuResult> {
-    use kind as a;
-    let value = match attribute {
-        a::RANGE_START | a::MAPPING_BASE => block.address,
-        a::RANGE_SIZE => block.bytes,
-        a::BUFFER_ID | a::MEMORY_BLOCK_ID => FIRST_PINNED_ID + block.id,
-        _ => return Err(Bypass::NothingToHide),
-    };
+    let value = value_of_pinned(attribute, block).ok_or(Bypass::NothingToHide)?;
     // SAFETY: each of these is a number of 64 bits, and `data` has room for it.
     unsafe { put::<u64>(data, value) };
     Ok(CuResult::SUCCESS)
+}
+
+/// The attribute of a block of pinned memory, where it has that by itself.
+fn value_of_pinned(attribute: c_int, block: &gpupool_pinned::Block) -> Option<u64> {
+    use kind as a;
+    match attribute {
+        a::RANGE_START | a::MAPPING_BASE => Some(block.address),
+        a::RANGE_SIZE => Some(block.bytes),
+        a::BUFFER_ID | a::MEMORY_BLOCK_ID => Some(FIRST_PINNED_ID + block.id),
+        _ => None,
+    }
 }
 
 /// # Safety
@@ -317,6 +322,15 @@ pub unsafe fn pointer_attributes(
     let result = real.call();
     if !result.is_ok() {
         return result;
+    }
+    // What the runtime asks for of each pointer is among that which a block has in common with its segment.
+    if let Known::Pinned(block) = &known {
+        // SAFETY: the driver answered success, so it has read as many attributes.
+        let mut asked = (0..count as usize).map(|index| unsafe { *attributes.add(index) });
+        if asked.all(|attribute| value_of_pinned(attribute, block).is_none()) {
+            Bypass::NothingToHide.note(real.api);
+            return result;
+        }
     }
     let write = |output, attribute| {
         // SAFETY: the output has room for this attribute, as the driver has just written it.

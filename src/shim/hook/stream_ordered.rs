@@ -13,9 +13,16 @@ use crate::watch::{capture, context};
 use cudarc::driver::sys::{CUdeviceptr, CUmemoryPool, CUstream};
 use gpupool_cuda::{Capturing, CuResult, Device, Driver, MemoryPool, PoolProperties, Stream};
 
+/// Whether there is nothing to do about an allocation that the driver answered like this: it is no refusal for want of memory, and the context is known
+/// to be in use. [`allocate`] is called for every other.
+#[inline(always)]
+pub fn is_over(result: CuResult) -> bool {
+    result != CuResult::OUT_OF_MEMORY && context::is_in_use()
+}
+
 /// # Safety
 /// `dptr` is the program's output argument of that call.
-#[inline(always)]
+#[cold]
 pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CuResult {
     let result = real.call();
     if result != CuResult::OUT_OF_MEMORY {

@@ -231,6 +231,37 @@ macro_rules! trampoline {
             return result;
         } }
     };
+    // Nor does it take much longer to give it. The body sees the answer only where there is something to do about it, as if it had made the call.
+    ($name:ident($($p:ident: $t:ty),*) => stream_ordered::allocate($($a:ident),*)) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "the name is the driver's")]
+        pub unsafe extern "C-unwind" fn $name($($p: $t),*) -> CuResult {
+            let function = real_function!($name($($t),*));
+            let call = move || {
+                // SAFETY: the arguments are the program's own, passed on unchanged; what they must fulfil is between it
+                // and the driver.
+                unsafe { function($($p),*) }
+            };
+            let passed = enter!($name: stream_ordered::allocate);
+            note!(stream_ordered::allocate);
+            let is_ours = run::takes_part(Api(stringify!($name))) && guard::is_outside();
+            let mut result = call();
+            if is_ours && super::stream_ordered::is_over(result) {
+                boundary::trace(Api(stringify!($name)), result);
+            } else if is_ours && let Some(_inside) = guard::enter() {
+                let mut answer = Some(result);
+                let mut first_made = move || answer.take().unwrap_or_else(call);
+                result = boundary::run(Api(stringify!($name)), &mut first_made, |real| {
+                    // SAFETY: the body reads or writes through the program's pointers only as the driver would: outputs after
+                    // a success, where they are not NULL.
+                    unsafe { super::stream_ordered::allocate(real, $($a),*) }
+                });
+            }
+            note!(stream_ordered::allocate);
+            leave!($name: passed);
+            result
+        }
+    };
     // Questions about an address. Frameworks ask them of every pointer, and of most of them only the driver knows anything: such a
     // call is only traced, as what `pass` has.
     ($name:ident($($p:ident: $t:ty),*) => query::pointer_attribute($data:ident, $attribute:ident, $ptr:ident)) => {

@@ -52,6 +52,8 @@ pub struct Inner {
     pub at_rest: bool,
     /// GPUs with a kernel that waits for the host: who waits for one of them waits for ever.
     pub held: BTreeSet<u32>,
+    /// GPUs that always have more to do: they can be waited for, and are not done when they are asked.
+    pub at_work: BTreeSet<u32>,
     memories: BTreeMap<u64, Memory>,
     mappings: BTreeMap<u64, Mapping>,
     handles_made: u64,
@@ -371,7 +373,7 @@ impl Backend for Mock {
     fn has_finished(&self, gpu: u32) -> bool {
         let mut inner = self.inner();
         inner.log.push(("look", 1 << gpu));
-        let finished = !inner.capturing && !inner.held.contains(&gpu);
+        let finished = !inner.capturing && !inner.held.contains(&gpu) && !inner.at_work.contains(&gpu);
         if finished {
             inner.busy.retain(|(.., other)| *other != gpu);
         }

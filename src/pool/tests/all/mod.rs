@@ -7,6 +7,7 @@ mod behaviour;
 mod checks;
 mod disk;
 mod faults;
+mod lazy;
 mod mock;
 mod model;
 mod placement;
