@@ -31,6 +31,13 @@ pub fn keep_below(ordinal: u32, bytes: Option<u64>, until: Instant) {
     heed();
 }
 
+/// What is kept of this GPU is kept until then at least.
+pub fn keep_for_longer(ordinal: u32, until: Instant) {
+    if let Some((_, before)) = GIVEN.lock().get_mut(&ordinal) {
+        *before = until.max(*before);
+    }
+}
+
 /// Whether that holds for this GPU.
 pub fn is_kept_below(ordinal: u32) -> bool {
     GIVEN.lock().contains_key(&ordinal)

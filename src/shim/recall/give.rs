@@ -120,6 +120,11 @@ pub(super) fn on_gpu(gpu: u32) -> u64 {
     taken + handles::by_hand::bytes_at(place).saturating_sub(charged)
 }
 
+/// Whether this process has memory on a GPU that it does not work on.
+pub(super) fn borrows(gpu: u32) -> bool {
+    on_gpu(gpu) > 0 && !context::is_on(Device::of(gpu))
+}
+
 /// How long what is given now stays away.
 fn guard(gpu: u32) -> Duration {
     GUARDS.lock().get_mut(&gpu).map_or(lending::GUARD, |(came, guard)| guard.asked(came.elapsed()))
