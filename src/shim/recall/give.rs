@@ -135,8 +135,7 @@ pub fn look() -> Option<Duration> {
     let mut again = terms::forget_given();
     for gpu in vacate::given() {
         // Nothing comes back to a GPU that is not lent any more, until it is again.
-        let may_be_there = || context::is_on(Device::of(gpu)) || open::plan_made().is_some_and(|plan| plan.lends(gpu));
-        if terms::is_kept_below(gpu) || terms::is_drained(gpu) || !may_be_there() {
+        if terms::is_kept_below(gpu) || !terms::may_hold(gpu) {
             continue;
         }
         let now = Instant::now();

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// The least time between two looks. A context takes 110 ms to make.
 const PERIOD: Duration = Duration::from_millis(50);
+/// How long a thread waits for another one that looks.
+const TO_LOOK: Duration = Duration::from_millis(500);
 /// How long a GPU stays lent of which nothing is taken: the next one that needs memory looks anew.
 const UNUSED: Duration = Duration::from_secs(2);
 
@@ -39,19 +41,26 @@ fn try_to_widen(home: u32, bytes: u64) -> Option<()> {
     super::page()?;
     let driver = process::driver()?;
     let plan = open::plan(driver).filter(|plan| plan.members.len() > 1)?;
-    if is_time(&WIDENED) {
+    // Who comes meanwhile waits for what is found: its block would lie on the host otherwise. Not for good, since NVML may have to be loaded and another thread may hold the
+    // loader's lock.
+    let newly = WIDENED.try_lock_for(TO_LOOK).and_then(|mut widened| {
+        if widened.is_some_and(|widened| widened.elapsed() < PERIOD) {
+            return None;
+        }
         let reached = at_work::on(plan, |gpu| gpu.ordinal != home && plan.topology.reach(home, gpu.ordinal));
         let idle = reached.into_iter().filter(|(_, work)| *work == Some(Work::Nobody));
-        let idle: Vec<u32> = idle.map(|(gpu, _)| gpu).collect();
-        for gpu in terms::lend_while_idle(&idle, true) {
-            has_room_again(gpu);
-            // It looks 20 times a second from now on.
-            bell::wake();
-            tracing::info!(
-                target: "gpupool::memory", about = "idle_lent", device = gpu,
-                "nobody works on GPU {gpu}, so it lends to this rank until somebody does"
-            );
-        }
+        let newly = terms::lend_while_idle(&idle.map(|(gpu, _)| gpu).collect::<Vec<_>>(), true);
+        newly.iter().for_each(|gpu| has_room_again(*gpu));
+        *widened = Some(Instant::now());
+        Some(newly)
+    });
+    for gpu in newly.into_iter().flatten() {
+        // It looks 20 times a second from now on.
+        bell::wake();
+        tracing::info!(
+            target: "gpupool::memory", about = "idle_lent", device = gpu,
+            "nobody works on GPU {gpu}, so it lends to this rank until somebody does"
+        );
     }
     let lent: Vec<u32> =
         terms::lent_while_idle().into_iter().map(|(gpu, _)| gpu).filter(|gpu| plan.lends(*gpu)).collect();
@@ -86,14 +95,21 @@ pub fn look() -> Option<Duration> {
         terms::lend_while_idle(&gpus, false);
         return None;
     }
-    if !is_time(&LOOKED) {
+    if LOOKED.lock().is_some_and(|looked| looked.elapsed() < PERIOD) {
         return Some(PERIOD);
     }
+    *LOOKED.lock() = Some(Instant::now());
     let is_unused = |gpu: u32, time: Duration| time > UNUSED && give::on_gpu(gpu) == 0;
     let unused: Vec<u32> = lent.into_iter().filter(|(gpu, time)| is_unused(*gpu, *time)).map(|(gpu, _)| gpu).collect();
     terms::lend_while_idle(&unused, false);
     // What somebody has asked for there meanwhile is not used by nobody any more.
-    unused.into_iter().for_each(|gpu| leaving::begin(gpu, Whom::Workers(None), u64::MAX));
+    for gpu in unused {
+        tracing::info!(
+            target: "gpupool::memory", about = "idle_lent", device = gpu,
+            "this rank has nothing on GPU {gpu}, so it lends to it no more until it needs memory again"
+        );
+        leaving::begin(gpu, Whom::Workers(None), u64::MAX);
+    }
     let busy = |(gpu, work): (u32, Option<Work>)| match work {
         Some(Work::Nobody) => None,
         Some(Work::Somebody(pid)) => Some((gpu, pid)),
@@ -111,15 +127,6 @@ pub fn look() -> Option<Duration> {
         leaving::begin(gpu, Whom::Workers(pid), u64::MAX);
     }
     Some(PERIOD)
-}
-
-fn is_time(last: &Mutex<Option<Instant>>) -> bool {
-    let mut last = last.lock();
-    let is_time = last.is_none_or(|last| last.elapsed() >= PERIOD);
-    if is_time {
-        *last = Some(Instant::now());
-    }
-    is_time
 }
 
 fn has_room_again(gpu: u32) {

@@ -6,16 +6,23 @@ use super::give::{self, Gives};
 use super::neighbours;
 use crate::backing::terms;
 use crate::suspend::vacate::Vacated;
-use crate::process;
+use crate::watch::{finding, site};
+use crate::{bell, process};
 use gpupool_config::format_size;
+use gpupool_cuda::Device;
+use gpupool_events::Finding;
 use gpupool_lending::{self as lending, Due, Leaving, Terms, Whom};
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How many times as long as an allocation waits for others (`GPUPOOL_RECALL_WAIT`) a first try may take: as long as who asks waits for who is heard to give way.
 const LONGER: u32 = super::ask::LONGER;
 /// And at most.
 const MOST: Duration = Duration::from_secs(10);
+
+/// Whether it was found that something borrowed has room nowhere else: once is enough, of whichever GPU.
+static IS_FOUND: AtomicBool = AtomicBool::new(false);
 
 static LEAVING: Mutex<Leaving> = Mutex::new(Leaving::new());
 
@@ -89,6 +96,8 @@ fn still_wanted(due: Due) -> Option<Due> {
 
 fn lend_again(gpu: u32) {
     for gpu in terms::lend_while_idle(&[gpu], true) {
+        // It is looked again who is there.
+        bell::wake();
         tracing::info!(
             target: "gpupool::memory", about = "idle_lent", device = gpu,
             "nobody works on GPU {gpu} any more, so it lends to this rank as before, and what had not left it yet stays"
@@ -123,6 +132,16 @@ fn try_all(due: &[Due]) {
 fn tell(due: &Due, done: &Vacated, pause: Duration) {
     let gpu = due.gpu;
     let who = due.whom.one().map_or_else(|| "another program".to_owned(), |pid| format!("process {pid}"));
+    let lacks: u64 = done.rest.iter().filter(|rest| rest.lacks_room()).map(|rest| rest.bytes).sum();
+    if lacks > 0 && !IS_FOUND.swap(true, Ordering::Relaxed) {
+        let why = done.rest.iter().find(|rest| rest.lacks_room()).map_or("", |rest| &rest.what);
+        let what = format!(
+            "{} that this process borrows from GPU {gpu} could not leave when {who} came to work there: {why}",
+            format_size(lacks)
+        );
+        let facts = [("bytes", lacks.to_string())];
+        finding::make(&Finding::STAYED_LENT, Some(Device::of(gpu)), &site::here(), &facts, &what);
+    }
     let why: Vec<String> =
         done.rest.iter().map(|rest| format!("{} stayed, because {}", format_size(rest.bytes), rest.what)).collect();
     let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };

@@ -544,6 +544,9 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     };
     let begun = Instant::now();
     let left = parted.clone();
+    if let Some(opened) = open::opened() {
+        vacate::have_lent_again(opened, &left);
+    }
     let back = match (open::opened(), process::driver()) {
         (Some(opened), Some(driver)) => coming_back::come_back(opened, driver, &held, parted, put.as_ref(), progress),
         _ => Ok((0, 0)),
