@@ -2,6 +2,7 @@
  * visited: has two blocks, of 64 and 2 MiB, of which most lies on GPU 1 where GPU 0 may not hold them, until somebody comes to work there: itself once more, as
  * `visited visitor`, without gpupool. Then it waits until its log tells what became of that. Bare there is nothing to wait for.
  */
+#define _GNU_SOURCE
 #include "diagnosed.h"
 
 #include <stdlib.h>

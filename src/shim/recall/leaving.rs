@@ -136,7 +136,7 @@ fn tell(due: &Due, done: &Vacated, pause: Duration) {
     if lacks > 0 && !IS_FOUND.swap(true, Ordering::Relaxed) {
         let why = done.rest.iter().find(|rest| rest.lacks_room()).map_or("", |rest| &rest.what);
         let what = format!(
-            "{} that this process borrows from GPU {gpu} could not leave when {who} came to work there: {why}",
+            "{} that this process borrows from GPU {gpu} could not leave when another one came to work there: {why}",
             format_size(lacks)
         );
         let facts = [("bytes", lacks.to_string())];
