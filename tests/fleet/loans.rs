@@ -141,6 +141,27 @@ fn what_a_suspended_rank_has_on_a_gpu_that_it_is_lent_leaves_for_the_host_and_it
     ends(bare);
 }
 
+/// Whether it has been lent any before or not.
+#[test]
+fn a_rank_is_suspended_to_a_gpu_that_nobody_works_on_and_leaves_it_when_somebody_comes() {
+    for to in ["any", "peers"] {
+        let machine = Machine::new("3x320MiB");
+        let program = machine.holder(rank(&machine), 100);
+        let pid = program.pid();
+        done(&machine, &format!("suspend --json --to {to} {pid}"));
+        let page = machine.until(&program, "all on the GPU that nobody works on", |page| held(page, 2) >= 100 * MIB);
+        assert_eq!((held(&page, 0), held(&page, 1), on_host(&page)), (0, 0, 0), "{to}: {page:?}");
+        let mut bare = comes(&machine, 2);
+        let page = machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+        assert!(held(&page, 0) == 0 && on_host(&page) >= 100 * MIB, "{to}: {page:?}");
+        takes(&mut bare, 280);
+        done(&machine, &format!("resume --json {pid}"));
+        machine.until(&program, "all of it at home", |page| held(page, 0) >= 100 * MIB && held(page, 2) == 0);
+        is_whole(program);
+        ends(bare);
+    }
+}
+
 /// The GPU lends no more once nothing was there for a while.
 #[test]
 fn what_a_rank_had_on_a_gpu_that_it_was_lent_comes_back_there_when_it_is_resumed_from_the_host_or_a_disk() {
@@ -158,23 +179,6 @@ fn what_a_rank_had_on_a_gpu_that_it_was_lent_comes_back_there_when_it_is_resumed
         assert!(held(&page, 0) >= 116 * MIB && held(&page, 2) >= 80 * MIB, "{}: {page:?}", to.display());
     }
     is_whole(program);
-}
-
-/// As whatever is put away, it is back before the process ends.
-#[test]
-fn a_suspended_rank_whose_memory_has_left_a_gpu_that_it_is_lent_ends_as_any_other() {
-    let machine = Machine::new("3x320MiB");
-    let mut program = borrowing(&machine, rank(&machine), 120, 200);
-    done(&machine, &format!("suspend --json --to peers {}", program.pid()));
-    let bare = comes(&machine, 2);
-    machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
-    program.tell("exit");
-    let (status, folder) = program.end();
-    assert!(status.success(), "{status}");
-    let report = std::fs::read_to_string(folder.path().join("report")).unwrap();
-    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
-    assert_eq!(report["violations"], serde_json::json!([]), "{report}");
-    ends(bare);
 }
 
 /// Also where a GPU that it is suspended to is drained, and of one that borrows without being a rank.

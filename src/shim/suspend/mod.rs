@@ -162,6 +162,9 @@ pub fn suspend_behind(
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
     gate::hear_end_first();
+    if matches!(target, Target::Anywhere | Target::Peers) {
+        vacate::have_idle_lend();
+    }
     let held = hold(driver, deadline, is_wanted, agreement)?;
     SINCE.store(microseconds(), Ordering::Relaxed);
     let goes_on = || is_wanted() && !gate::is_ending();

@@ -187,13 +187,19 @@ fn left() -> Vec<u32> {
     all.into_iter().filter(|gpu| terms::may_hold(*gpu)).collect()
 }
 
+/// Has GPUs lend that nobody works on, for what is about to leave those that this program works on. Not while that is held: NVML may have to be loaded.
+pub fn have_idle_lend() {
+    let homes: BTreeSet<Device> = context::all().iter().map(|context| context.device).collect();
+    homes.into_iter().for_each(|home| memory::have_more_lend(home.ordinal(), 0));
+}
+
 /// Has GPUs lend again that these lay on, if nobody works there: of a rank that keeps to its own they have lent no more since nothing was there.
 pub fn have_lent_again(opened: &open::Opened, parted: &[Parted]) {
     let home_of = |parted: &Parted| match parted {
         Parted::Pooled { address, .. } => opened.pool.block_at(*address).map(|block| block.home),
         Parted::Own { asked, .. } => Some(*asked),
     };
-    let is_gone = |parted: &&Parted| matches!(parted.from(), Place::Gpu(gpu) if !terms::may_hold(gpu));
+    let is_gone = |parted: &&Parted| matches!(parted.from(), Place::Gpu(gpu) if !terms::may_hold(gpu) && !context::is_on(Device::of(gpu)));
     let homes: BTreeSet<u32> = parted.iter().filter(is_gone).filter_map(home_of).collect();
     // None is asked for room: this is the thread that answers others.
     homes.into_iter().for_each(|home| memory::have_more_lend(home, 0));
