@@ -5,6 +5,9 @@
 #[path = "fleet/recall.rs"]
 mod recall;
 
+#[path = "fleet/loans.rs"]
+mod loans;
+
 #[path = "fleet/outside.rs"]
 mod outside;
 

@@ -153,6 +153,11 @@ findings! {
         title: "Memory that did not leave with a suspended program",
         fix: "suspend the processes that share it together, or end what holds it: gpupool explain GP022 names what that can be",
     }
+    /// Somebody came to a GPU where memory is borrowed, and there is no room elsewhere for what is to leave.
+    STAYED_LENT = "GP023" {
+        title: "Borrowed memory that could not be given back",
+        fix: "give it room elsewhere (GPUPOOL_HOST_LIMIT, memory of the host), or have the program borrow less: GPUPOOL_LIMIT for that GPU, GPUPOOL_DEVICES",
+    }
 }
 
 impl Finding {
@@ -237,12 +242,12 @@ mod tests {
             ("GP5", "GP005"),
             ("5", "GP005"),
             ("GP0011", "GP011"),
-            ("GP099", "GP022"),
+            ("GP099", "GP023"),
             ("GP000", "GP001"),
             ("", "GP001"),
         ] {
             assert_eq!(nearest_finding(slip).code, meant, "{slip}");
         }
-        assert_eq!(nearest_finding("99999999999999999999").code, "GP022");
+        assert_eq!(nearest_finding("99999999999999999999").code, "GP023");
     }
 }

@@ -7,6 +7,11 @@
 //! - **Seldom.** Who asks again at once is on its way to more, and asks for as much again as it has got so far ([`Growth`]).
 //! - **No ping-pong.** What was given stays away for a time, twice as long each time that it was asked for soon after it had come back, and comes back
 //!   only where beside the reserve as much again is free.
+//! - **What leaves unasked** is tried until it has left, and holds its program up for a bounded part of the time ([`Leaving`]).
+
+mod leaving;
+
+pub use leaving::{Due, Leaving, Whom};
 
 use std::time::Duration;
 

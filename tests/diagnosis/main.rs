@@ -9,6 +9,7 @@ mod denial;
 mod environment;
 mod far;
 mod forks;
+mod lent;
 mod modules;
 mod normal;
 mod pinned;

@@ -28,7 +28,7 @@ impl Machine {
     }
 
     /// One without gpupool on this GPU.
-    fn bare(&self, gpu: u32) -> Run {
+    pub(super) fn bare(&self, gpu: u32) -> Run {
         let run = Run::program("neighbour").arg(gpu.to_string()).sim(self.gpus).nvml();
         run.env("SIMCUDA_MACHINE", self.folder.path().join("machine")).env("SIMCUDA_CONTEXT_MIB", "4")
     }
@@ -644,7 +644,8 @@ fn a_program_without_gpupool_that_comes_right_after_the_memory_gets_it_as_well()
     assert_eq!(bare.ask("check"), "0", "it has begun");
     drop(agent);
     assert!(suspends.wait().unwrap().success());
-    machine.until(&low, "an empty GPU 1", |page| held(page, 1) == 0);
+    let page = machine.until(&low, "an empty GPU 1", |page| held(page, 1) == 0);
+    assert!(held(&page, 0) == 0 && page.levels.suspended > 0, "{page:?}");
     takes(&mut bare, 280);
     assert!(machine.told(&format!("resume --json {}", low.pid())).1);
     is_whole(low);
@@ -858,7 +859,7 @@ fn keep_to_their_own_gpus(machine: &Machine, programs: &mut [Running; 2], own: [
 }
 
 /// Ranks of a launcher that says how many there are.
-fn launched(machine: &Machine, number: u32, count: u32, priority: u32) -> Run {
+pub(super) fn launched(machine: &Machine, number: u32, count: u32, priority: u32) -> Run {
     let run = machine.neighbour(number, priority).env("LOCAL_RANK", number.to_string());
     run.env("LOCAL_WORLD_SIZE", count.to_string())
 }

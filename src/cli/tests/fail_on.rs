@@ -188,7 +188,7 @@ fn what_could_never_find_anything_is_refused() {
             "true",
             "--fail-on \"GP001 GP005\": a space in a code; write codes with a comma",
         ),
-        (&["--fail-on", "any,GP99"], "true", "--fail-on GP99: no such finding; the nearest is GP022"),
+        (&["--fail-on", "any,GP99"], "true", "--fail-on GP99: no such finding; the nearest is GP023"),
         (&["--fail-on", "any", "--mode", "off"], "true", "nothing is looked at"),
         (&["--fail-on", "any"], static_program, "is statically linked, so that nothing in it can be looked at"),
     ] {

@@ -275,7 +275,7 @@ fn image_and_leave(
 fn left(done: Result<Vacated, String>) -> Reply {
     match done {
         Ok(Vacated { moved, rest, took }) => {
-            let stayed = rest.into_iter().map(|Rest { bytes, what }| Stayed { bytes, what });
+            let stayed = rest.into_iter().map(|Rest { bytes, what, .. }| Stayed { bytes, what });
             Reply::Left { moved, microseconds: took.as_micros() as u64, stayed: stayed.collect() }
         }
         Err(why) => Reply::Refused { why },

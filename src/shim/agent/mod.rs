@@ -246,7 +246,7 @@ fn run(signals: &libc::sigset_t) {
         pressure: Pressure::new(),
         ..Agent::default()
     };
-    let (mut siblings, mut idle) = (true, Some(()));
+    let (mut siblings, mut idle, mut leaving) = (true, Some(()), Some(()));
     loop {
         let rung = bell::rung();
         agent.server = agent.server.take().or_else(ipc::take_server);
@@ -268,13 +268,16 @@ fn run(signals: &libc::sigset_t) {
         // What it meets that panics, it meets again.
         siblings = siblings && catch_unwind(recall::siblings::look).is_ok();
         let lent = looks(&mut idle, |()| recall::idle::look());
+        // A request may take long, and whoever has come waits.
+        looks(&mut leaving, |()| recall::leaving::look());
         // What a request meets that panics, it is told by the end of the connection.
         let control = catch_unwind(AssertUnwindSafe(|| control::look(&mut || agent.look_at_once()))).unwrap_or(None);
         // A request may have brought memory to a GPU that is only borrowed from.
         let strangers = looks(&mut agent.strangers, Strangers::look);
+        let leaves = looks(&mut leaving, |()| recall::leaving::look());
         agent.wait(
             rung,
-            [limit, home, awake, dormant, strangers, health, pressure, given, lent, control]
+            [limit, home, awake, dormant, strangers, health, pressure, given, lent, control, leaves]
                 .into_iter()
                 .flatten()
                 .min(),

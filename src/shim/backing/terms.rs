@@ -3,8 +3,10 @@
 
 use super::open;
 use super::plan::Plan;
+use crate::watch::context;
 use crate::{live, process};
 use gpupool_config::Devices;
+use gpupool_cuda::Device;
 use gpupool_metrics::drains::{self, Uuid};
 use gpupool_metrics::folder::Roots;
 use gpupool_pool::Place;
@@ -29,6 +31,13 @@ static GIVEN: Mutex<BTreeMap<u32, (Option<u64>, Instant)>> = Mutex::new(BTreeMap
 pub fn keep_below(ordinal: u32, bytes: Option<u64>, until: Instant) {
     GIVEN.lock().insert(ordinal, (bytes, until));
     heed();
+}
+
+/// What is kept of this GPU is kept until then at least.
+pub fn keep_for_longer(ordinal: u32, until: Instant) {
+    if let Some((_, before)) = GIVEN.lock().get_mut(&ordinal) {
+        *before = until.max(*before);
+    }
 }
 
 /// Whether that holds for this GPU.
@@ -281,6 +290,12 @@ fn is_among_drained(ordinal: u32) -> bool {
 /// Whether it is said of this GPU, one of the pool's or not.
 pub fn is_said_drained(gpu: &Uuid) -> bool {
     DRAINED.lock().contains(gpu)
+}
+
+/// Whether anything may come back to this GPU: it is not drained, and the program works there or it lends.
+pub fn may_hold(ordinal: u32) -> bool {
+    let lends = || open::plan_made().is_some_and(|plan| plan.lends(ordinal));
+    !is_drained(ordinal) && (context::is_on(Device::of(ordinal)) || lends())
 }
 
 /// The drained GPUs of the pool.

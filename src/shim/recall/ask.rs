@@ -32,7 +32,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// How long those have to say that they have some of whom nothing is known to be there.
 const SHORT: Duration = Duration::from_millis(150);
 /// How many times as long who is heard to go on is waited for. 100 GiB take the host three seconds.
-const LONGER: u32 = 3;
+pub(super) const LONGER: u32 = 3;
 /// What is left of the time for who answers at the last moment.
 const MARGIN: Duration = Duration::from_millis(100);
 

@@ -120,6 +120,11 @@ pub(super) fn on_gpu(gpu: u32) -> u64 {
     taken + handles::by_hand::bytes_at(place).saturating_sub(charged)
 }
 
+/// Whether this process has memory on a GPU that it does not work on.
+pub(super) fn borrows(gpu: u32) -> bool {
+    on_gpu(gpu) > 0 && !context::is_on(Device::of(gpu))
+}
+
 /// How long what is given now stays away.
 fn guard(gpu: u32) -> Duration {
     GUARDS.lock().get_mut(&gpu).map_or(lending::GUARD, |(came, guard)| guard.asked(came.elapsed()))
@@ -130,8 +135,7 @@ pub fn look() -> Option<Duration> {
     let mut again = terms::forget_given();
     for gpu in vacate::given() {
         // Nothing comes back to a GPU that is not lent any more, until it is again.
-        let may_be_there = || context::is_on(Device::of(gpu)) || open::plan_made().is_some_and(|plan| plan.lends(gpu));
-        if terms::is_kept_below(gpu) || terms::is_drained(gpu) || !may_be_there() {
+        if terms::is_kept_below(gpu) || !terms::may_hold(gpu) {
             continue;
         }
         let now = Instant::now();

@@ -1,5 +1,6 @@
 //! Memory that goes from one process to another: an allocation that lacks memory on its GPU asks those of the user's processes that have some there
 //! and matter less ([`ask`]), and they give way ([`give`]); and programs that do not run under gpupool are given way to unasked ([`strangers`]). A rank of a job is lent GPUs that nobody works on ([`idle`]).
+//! What leaves unasked is tried until it has left ([`leaving`]).
 //!
 //! **Who gives way to whom.** What lies on a GPU for the sake of another one is a loan, and whoever works there may call it back unless its priority
 //! is lower. What a program has on its own GPU gives way to a higher priority alone. Neither goes below what its program is guaranteed
@@ -12,8 +13,10 @@
 //! **No ping-pong.** What was given is not taken back for a while, longer each time that it was taken back too early, and only where there is room.
 
 pub mod ask;
+mod at_work;
 pub mod give;
 pub mod idle;
+pub mod leaving;
 mod neighbours;
 pub mod siblings;
 pub mod strangers;

@@ -1,9 +1,13 @@
-//! The other processes of this user, as their pages tell of them.
+//! The other processes: this user's, as their pages tell of them, and all who work on a GPU, as NVML does.
 
+use crate::backing::open;
+use crate::nvml;
+use crate::serve::memory::idle::Part;
 use gpupool_lending::Stake;
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::{Entry, Folder};
 use gpupool_metrics::{Life, Snapshot, identify, read};
+use std::collections::BTreeSet;
 
 /// Another process, which has memory of a GPU or may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +31,14 @@ pub fn on(folder: &Folder, gpu: &Uuid) -> Vec<Neighbour> {
 pub fn snapshots(folder: &Folder) -> Vec<Snapshot> {
     let own = std::process::id();
     folder.pages().iter().filter(|entry| entry.pid != own).filter_map(|entry| told(folder, entry)).collect()
+}
+
+/// The numbers of those who have a context on a GPU, under gpupool or not, where NVML tells; in a container the host's.
+pub fn numbers(gpu: u32) -> Option<BTreeSet<u32>> {
+    let known = open::plan_made()?.topology.gpus.iter().find(|known| known.ordinal == gpu)?;
+    // NVML opens files, which a child of a fork would have as well.
+    let _part = Part::begin()?;
+    Some(nvml::get()?.numbers(&known.uuid)?.into_iter().collect())
 }
 
 /// The numbers of all processes beside this one.

@@ -162,6 +162,9 @@ pub fn suspend_behind(
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
     gate::hear_end_first();
+    if matches!(target, Target::Anywhere | Target::Peers) {
+        vacate::have_idle_lend();
+    }
     let held = hold(driver, deadline, is_wanted, agreement)?;
     SINCE.store(microseconds(), Ordering::Relaxed);
     let goes_on = || is_wanted() && !gate::is_ending();
@@ -544,6 +547,9 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     };
     let begun = Instant::now();
     let left = parted.clone();
+    if let Some(opened) = open::opened() {
+        vacate::have_lent_again(opened, &left);
+    }
     let back = match (open::opened(), process::driver()) {
         (Some(opened), Some(driver)) => coming_back::come_back(opened, driver, &held, parted, put.as_ref(), progress),
         _ => Ok((0, 0)),

@@ -44,9 +44,9 @@ pub enum Leaves<'a> {
     /// All that lies on GPUs which the program works on, since it is suspended. `put`: what leaves for where it was copied already; nothing else
     /// may, but to peers: a block that another thread was given meanwhile is not among it. `full`: what was not copied.
     Suspended { target: &'a Target, put: Option<&'a Put>, full: Option<&'a Full> },
-    /// What lies on this GPU, while the program goes on; `lent`: only what is for other GPUs. So many bytes at least, of others' first, and
-    /// no more than `cap`.
-    Gpu { gpu: u32, lent: bool, most: u64, cap: u64, onto: Onto<'a> },
+    /// What lies on this GPU, while the program goes on or is suspended; `lent`: only what is for other GPUs. So many bytes at least, of others' first, and
+    /// no more than `cap`. `away`: to no GPU that the program works on, since it is suspended.
+    Gpu { gpu: u32, lent: bool, most: u64, cap: u64, onto: Onto<'a>, away: bool },
 }
 
 /// Where memory of one GPU goes.
@@ -140,6 +140,8 @@ impl<'a> Leaves<'a> {
             (Self::Suspended { target, .. }, Place::Gpu(_)) => matches!(target, Target::Anywhere | Target::Peers),
             (Self::Suspended { target, .. }, Place::Host(_)) => *target != Target::Peers,
             (Self::Gpu { onto: Onto::Peers, .. }, Place::Host(_)) => false,
+            // A suspended program's own GPUs are others' meanwhile.
+            (Self::Gpu { away: true, .. }, Place::Gpu(gpu)) if context::is_on(Device::of(gpu)) => false,
             // Who goes on computes there, also together with another GPU.
             (Self::Gpu { .. }, place) => tiers::keeps_atomics(opened, place),
         }
@@ -159,7 +161,7 @@ impl<'a> Leaves<'a> {
 }
 
 /// Memory that left.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parted {
     /// Of the pool: of a block with this number, this range, which lay there.
     Pooled { block: u64, start: u64, address: u64, bytes: u64, from: Place },
@@ -186,6 +188,34 @@ impl Parted {
             Self::Pooled { from, .. } | Self::Own { from, .. } => *from,
         }
     }
+}
+
+/// What of `more` is not among what has left before: of a program that is suspended, what left its GPU for one from which it leaves again comes back to the first.
+pub fn beyond(more: Vec<Parted>, before: &[Parted]) -> Vec<Parted> {
+    let mut known: Vec<(u64, u64)> =
+        before.iter().map(|parted| (parted.address(), parted.address() + parted.bytes())).collect();
+    known.sort_unstable();
+    let mut rest = Vec::new();
+    for parted in more {
+        let Parted::Pooled { block, start, address, bytes, from } = parted else {
+            if !before.iter().any(|known| known.address() == parted.address()) {
+                rest.push(parted);
+            }
+            continue;
+        };
+        let (mut at, end) = (address, address + bytes);
+        // Addresses of the pool and of the program's own memory have nothing in common.
+        for &(from_there, until) in known.iter().filter(|(start, until)| *until > address && *start < end) {
+            if from_there > at {
+                rest.push(Parted::Pooled { block, start, address: at, bytes: from_there - at, from });
+            }
+            at = at.max(until);
+        }
+        if at < end {
+            rest.push(Parted::Pooled { block, start, address: at, bytes: end - at, from });
+        }
+    }
+    rest
 }
 
 /// Crews that copy nothing at this moment, for whoever asks for more soon: only while the program is held. They keep contexts alive, and so go
@@ -936,6 +966,17 @@ pub fn displaced(opened: &Opened, gpu: u32, room: u64) -> Vec<Parted> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_leaves_again_comes_back_to_where_it_left_first() {
+        let pooled = |address, bytes, gpu| Parted::Pooled { block: 1, start: 0, address, bytes, from: Place::Gpu(gpu) };
+        let own = |address, gpu| Parted::Own { address, bytes: 10, asked: 0, from: Place::Gpu(gpu) };
+        let before = [pooled(300, 50, 0), pooled(100, 100, 0), own(1000, 0)];
+        let more = vec![pooled(0, 50, 2), pooled(50, 400, 2), pooled(120, 40, 2), own(1000, 2), own(2000, 2)];
+        let left = [pooled(0, 50, 2), pooled(50, 50, 2), pooled(200, 100, 2), pooled(350, 100, 2), own(2000, 2)];
+        assert_eq!(beyond(more, &before), left);
+        assert_eq!(beyond(left.to_vec(), &[]), left);
+    }
 
     #[test]
     fn what_there_was_no_room_for_is_told_from_what_came_later() {

@@ -44,6 +44,15 @@ pub struct Rest {
     /// 0 where that is not known.
     pub bytes: u64,
     pub what: String,
+    /// One word for each reason; empty of what was not to leave.
+    pub cause: &'static str,
+}
+
+impl Rest {
+    /// Whether it stayed because no other place has room for it.
+    pub fn lacks_room(&self) -> bool {
+        matches!(self.cause, "room" | "nowhere" | "addresses")
+    }
 }
 
 /// What became of it.
@@ -142,7 +151,8 @@ pub fn vacate(
     if moved > 0 {
         told_anew();
     }
-    let mut rest: Vec<Rest> = stayed.into_iter().map(|(bytes, Why { text, .. })| Rest { bytes, what: text }).collect();
+    let mut rest: Vec<Rest> =
+        stayed.into_iter().map(|(bytes, Why { text, cause })| Rest { bytes, what: text, cause }).collect();
     if which == Which::All {
         rest.extend(besides(gpu, rest.iter().map(|rest| rest.bytes).sum()));
     }
@@ -174,11 +184,33 @@ pub fn remember(left: Vec<Parted>) {
 /// The GPUs that something may come back to.
 fn left() -> Vec<u32> {
     let all: Vec<u32> = AWAY.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect();
-    all.into_iter().filter(|gpu| !terms::is_drained(*gpu)).collect()
+    all.into_iter().filter(|gpu| terms::may_hold(*gpu)).collect()
+}
+
+/// Has GPUs lend that nobody works on, for what is about to leave those that this program works on. Not while that is held: NVML may have to be loaded.
+pub fn have_idle_lend() {
+    let homes: BTreeSet<Device> = context::all().iter().map(|context| context.device).collect();
+    homes.into_iter().for_each(|home| memory::have_more_lend(home.ordinal(), 0));
+}
+
+/// Has GPUs lend again that these lay on, if nobody works there: of a rank that keeps to its own they have lent no more since nothing was there.
+pub fn have_lent_again(opened: &open::Opened, parted: &[Parted]) {
+    let home_of = |parted: &Parted| match parted {
+        Parted::Pooled { address, .. } => opened.pool.block_at(*address).map(|block| block.home),
+        Parted::Own { asked, .. } => Some(*asked),
+    };
+    let is_gone = |parted: &&Parted| matches!(parted.from(), Place::Gpu(gpu) if !terms::may_hold(gpu) && !context::is_on(Device::of(gpu)));
+    let homes: BTreeSet<u32> = parted.iter().filter(is_gone).filter_map(home_of).collect();
+    // None is asked for room: this is the thread that answers others.
+    homes.into_iter().for_each(|home| memory::have_more_lend(home, 0));
 }
 
 /// Whether anything may.
 pub fn is_any_left() -> bool {
+    let away: Vec<Parted> = AWAY.lock().values().flatten().copied().collect();
+    if let Some(opened) = open::opened() {
+        have_lent_again(opened, &away);
+    }
     !left().is_empty()
 }
 
@@ -330,7 +362,7 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     if moved > 0 {
         told_anew();
     }
-    let rest = if stayed > 0 { vec![Rest { bytes: stayed, what: why }] } else { Vec::new() };
+    let rest = if stayed > 0 { vec![Rest { bytes: stayed, what: why, cause: "" }] } else { Vec::new() };
     Vacated { moved, rest, took: begun.elapsed() }
 }
 
@@ -408,7 +440,7 @@ fn leave(
     let mut state = state;
     let left = leave_in((opened, driver), &mut state, (gpu, which), deadline, is_wanted, progress);
     // Who takes block after block asks again at once, and the program is held until then; otherwise it goes on, and may end a context.
-    if state.is_none() {
+    if state.as_ref().is_none_or(|state| state.settles.is_none()) {
         parting::let_go_of_crews();
     }
     left
@@ -454,12 +486,15 @@ fn leave_in(
             return (moved, Vec::new());
         }
         let is_suspended = state.as_ref().is_some_and(|state| state.settles.is_none());
+        // What is on a disk is there, and nothing beside it.
+        let is_on_disk =
+            state.as_ref().is_some_and(|state| state.put.as_ref().is_some_and(|put| put.on_disk().is_some()));
         let hurries =
-            may_hurry && !is_suspended && which.hurries(there, deadline.saturating_duration_since(Instant::now()));
+            may_hurry && !is_on_disk && which.hurries(there, deadline.saturating_duration_since(Instant::now()));
         let before = moved;
         let mut step = |done: u64, _: u64| progress((before + done).min(total), total);
         let cap = which.cap().saturating_sub(moved + returned);
-        let leaves = |onto| Leaves::Gpu { gpu, lent, most, cap, onto };
+        let leaves = |onto| Leaves::Gpu { gpu, lent, most, cap, onto, away: is_suspended };
         let until = deadline.min(Instant::now() + SLICE);
         let (mut parted, mut stayed, mut put) = (Vec::new(), Vec::new(), None);
         if !hurries && state.as_ref().is_some_and(|state| state.settles.is_some()) {
@@ -498,16 +533,19 @@ fn leave_in(
         if went > 0 {
             residence::is_far();
         }
-        match which {
-            // What is settled when it is resumed.
-            Which::All if is_suspended => {}
-            Which::All => AWAY.lock().entry(gpu).or_default().extend(parted),
-            Which::Given { .. } => {
+        match (which, state.as_mut()) {
+            // It comes back when it is resumed.
+            (_, Some(state)) if is_suspended => {
+                let more = parting::beyond(parted, &state.parted);
+                state.parted.extend(more);
+            }
+            (Which::All, _) => AWAY.lock().entry(gpu).or_default().extend(parted),
+            (Which::Given { .. }, _) => {
                 let before = GIVEN.lock().remove(&gpu).unwrap_or_default();
                 let all = parting::living(opened, before.into_iter().chain(parted).collect());
                 GIVEN.lock().insert(gpu, all);
             }
-            Which::Lent | Which::Most(_) => {}
+            (Which::Lent | Which::Most(_), _) => {}
         }
         if let Some(put) = put {
             settles(state, own, put, went);
@@ -524,12 +562,16 @@ fn leave_in(
     }
 }
 
-/// So much of the program's memory was put on the host; it stands still until that is memory of the host that GPUs reach.
+/// So much of the program's memory was put on the host; it stands still until that is memory of the host that GPUs reach, or, where it is suspended, until all of it is
+/// back.
 fn settles(state: &mut Option<Suspended>, held: Option<Held>, put: Put, bytes: u64) {
     super::was_put();
     match (state.as_mut(), held) {
-        (Some(Suspended { put: Some(before), settles, .. }), _) => {
-            before.join(put);
+        (Some(Suspended { put: before, settles, .. }), _) => {
+            match before {
+                Some(before) => before.join(put),
+                None => *before = Some(put),
+            }
             if let Some(settles) = settles {
                 settles.bytes += bytes;
             }
@@ -538,8 +580,7 @@ fn settles(state: &mut Option<Suspended>, held: Option<Held>, put: Put, bytes: u
             let settles = Some(Settles { since: Instant::now(), bytes });
             *state = Some(Suspended { held, parted: Vec::new(), put: Some(put), settles });
         }
-        // It is so only while it is settled.
-        (Some(_), _) | (None, None) => {}
+        (None, None) => {}
     }
 }
 
@@ -553,11 +594,11 @@ pub fn given() -> Vec<u32> {
     GIVEN.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect()
 }
 
-/// What the program has freed of that comes back nowhere, and would take the room of what does.
+/// What the program has freed of that comes back nowhere, and would take the room of what does; nor does what came home by another way.
 fn forget_freed(gpu: u32) {
     let given = GIVEN.lock().remove(&gpu);
     if let Some((given, opened)) = given.zip(open::opened()) {
-        let given = parting::living(opened, given);
+        let given = coming_back::not_back(opened, &given);
         GIVEN.lock().insert(gpu, given);
     }
 }
@@ -635,11 +676,15 @@ fn besides(gpu: u32, told: u64) -> Vec<Rest> {
         (held.saturating_sub(used), "freed memory that a GPU may still be at work on; it goes home once that is over"),
         (managed, "managed memory, which stays where it was placed"),
     ];
-    let mut rest: Vec<Rest> =
-        rows.into_iter().filter(|row| row.0 > 0).map(|(bytes, what)| Rest { bytes, what: what.to_owned() }).collect();
+    let mut rest: Vec<Rest> = rows
+        .into_iter()
+        .filter(|row| row.0 > 0)
+        .map(|(bytes, what)| Rest { bytes, what: what.to_owned(), cause: "" })
+        .collect();
     if contexts > 0 {
         let many = if contexts == 1 { "a context".to_owned() } else { format!("{contexts} contexts") };
         rest.push(Rest {
+            cause: "",
             bytes: cost,
             what: format!(
                 "{many}, with modules and what the driver itself allocated there: the program computes on this GPU, and only its end \

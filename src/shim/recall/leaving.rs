@@ -1,0 +1,154 @@
+//! What leaves GPUs unasked, for those who have come there and cannot ask: who they are, `strangers.rs` and `idle.rs` find out; when it is tried, and again, is
+//! decided in one place for both ([`gpupool_lending::Leaving`]).
+
+use super::at_work::{self, Work};
+use super::give::{self, Gives};
+use super::neighbours;
+use crate::backing::terms;
+use crate::suspend::vacate::Vacated;
+use crate::watch::{finding, site};
+use crate::{bell, process};
+use gpupool_config::format_size;
+use gpupool_cuda::Device;
+use gpupool_events::Finding;
+use gpupool_lending::{self as lending, Due, Leaving, Terms, Whom};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How many times as long as an allocation waits for others (`GPUPOOL_RECALL_WAIT`) a first try may take: as long as who asks waits for who is heard to give way.
+const LONGER: u32 = super::ask::LONGER;
+/// And at most.
+const MOST: Duration = Duration::from_secs(10);
+
+/// Whether it was found that something borrowed has room nowhere else: once is enough, of whichever GPU.
+static IS_FOUND: AtomicBool = AtomicBool::new(false);
+
+static LEAVING: Mutex<Leaving> = Mutex::new(Leaving::new());
+
+/// So many bytes of what this process has there for other GPUs are to leave a GPU for those.
+pub(super) fn begin(gpu: u32, whom: Whom, bytes: u64) {
+    LEAVING.lock().begin(gpu, whom, bytes, Instant::now());
+}
+
+/// Whether something is to leave a GPU that was lent for as long as nobody worked there.
+pub(super) fn is_for_workers(gpu: u32) -> bool {
+    LEAVING.lock().is_for_workers(gpu)
+}
+
+/// As much is free there again as is kept free.
+pub(super) fn has_reserve(gpu: u32) {
+    LEAVING.lock().retain(|of, whom| of != gpu || *whom != Whom::Reserve);
+}
+
+/// Has what is due leave, if it is time to; how long nothing need be done. `None`: until something is to leave.
+pub fn look() -> Option<Duration> {
+    let now = Instant::now();
+    let all = LEAVING.lock().all();
+    if all.is_empty() {
+        return None;
+    }
+    for (gpu, _) in &all {
+        let is_any = give::borrows(*gpu);
+        LEAVING.lock().note(*gpu, is_any, now);
+    }
+    let due = LEAVING.lock().due(now);
+    let wanted: Vec<Due> = due.into_iter().filter_map(still_wanted).collect();
+    if !wanted.is_empty() {
+        try_all(&wanted);
+    }
+    LEAVING.lock().wait(Instant::now())
+}
+
+/// This, for those of them who are there still. Where nobody is, it is to leave no more; and a GPU that nobody works on any more is lent as before, so that it is looked at who
+/// comes there next.
+fn still_wanted(due: Due) -> Option<Due> {
+    let Due { gpu, mut whom, bytes } = due;
+    let is_wanted = match &mut whom {
+        Whom::Reserve => true,
+        // Where nobody tells, they are taken to be there.
+        Whom::Strangers(pids) => match neighbours::numbers(gpu) {
+            Some(there) => {
+                pids.retain(|pid| there.contains(pid));
+                !pids.is_empty()
+            }
+            None => true,
+        },
+        // The user has said which GPUs lend, or the other ranks have left.
+        Whom::Workers(_) if !terms::keeps_to_its_own() => false,
+        Whom::Workers(_) if terms::is_lent_while_idle(gpu) => false,
+        Whom::Workers(_) => {
+            let work = at_work::on_these(&[gpu]).and_then(|on| on.into_iter().find_map(|(_, work)| work));
+            if work == Some(Work::Nobody) {
+                lend_again(gpu);
+            }
+            work != Some(Work::Nobody)
+        }
+    };
+    LEAVING.lock().retain(|of, all| {
+        if of == gpu {
+            *all = whom.clone();
+        }
+        of != gpu || is_wanted
+    });
+    is_wanted.then_some(Due { gpu, whom, bytes })
+}
+
+fn lend_again(gpu: u32) {
+    for gpu in terms::lend_while_idle(&[gpu], true) {
+        // It is looked again who is there.
+        bell::wake();
+        tracing::info!(
+            target: "gpupool::memory", about = "idle_lent", device = gpu,
+            "nobody works on GPU {gpu} any more, so it lends to this rank as before, and what had not left it yet stays"
+        );
+    }
+}
+
+fn try_all(due: &[Due]) {
+    let begun = Instant::now();
+    let first = process::settings().recall_wait.map_or(MOST, |wait| (LONGER * wait).min(MOST));
+    let deadline = begun + LEAVING.lock().patience(first);
+    let mut all: Vec<(&Due, Vacated)> = Vec::new();
+    for due in due {
+        let gives = Gives { bytes: due.bytes, terms: Terms { lent: true, floor: 0 }, pid: due.whom.one() };
+        all.push((due, give::give(due.gpu, gives, deadline, &|| true, &mut |_, _| {})));
+    }
+    let ended = Instant::now();
+    let has_moved = all.iter().any(|(_, done)| done.moved > 0);
+    let next = LEAVING.lock().tried(begun, ended, has_moved);
+    for (due, done) in all {
+        if !give::borrows(due.gpu) {
+            continue;
+        }
+        // Nothing comes back, and nothing more goes there, before the next try.
+        terms::keep_for_longer(due.gpu, next + lending::GUARD);
+        if done.moved == 0 && LEAVING.lock().tells(due.gpu) {
+            tell(due, &done, next - ended);
+        }
+    }
+}
+
+fn tell(due: &Due, done: &Vacated, pause: Duration) {
+    let gpu = due.gpu;
+    let who = due.whom.one().map_or_else(|| "another program".to_owned(), |pid| format!("process {pid}"));
+    let lacks: u64 = done.rest.iter().filter(|rest| rest.lacks_room()).map(|rest| rest.bytes).sum();
+    if lacks > 0 && !IS_FOUND.swap(true, Ordering::Relaxed) {
+        let why = done.rest.iter().find(|rest| rest.lacks_room()).map_or("", |rest| &rest.what);
+        let what = format!(
+            "{} that this process borrows from GPU {gpu} could not leave when another one came to work there: {why}",
+            format_size(lacks)
+        );
+        let facts = [("bytes", lacks.to_string())];
+        finding::make(&Finding::STAYED_LENT, Some(Device::of(gpu)), &site::here(), &facts, &what);
+    }
+    let why: Vec<String> =
+        done.rest.iter().map(|rest| format!("{} stayed, because {}", format_size(rest.bytes), rest.what)).collect();
+    let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };
+    tracing::info!(
+        target: "gpupool::memory", about = "stays_lent", device = gpu,
+        "nothing of what this process has on GPU {gpu} for other GPUs could leave for {who} yet{why}. It is tried again in {} ms, and then more and more seldom, for \
+         as long as somebody is there",
+        pause.as_millis()
+    );
+}

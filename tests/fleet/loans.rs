@@ -1,0 +1,259 @@
+//! GPUs that are lent to a rank while nobody works there, and what is borrowed beside programs that cannot ask: who counts as working there, and how all of it
+//! leaves as soon as somebody comes, also where that takes more than one try, and while its program is suspended.
+
+use super::recall::{held, is_whole, launched, takes};
+use super::{MIB, Machine};
+use gpupool_metrics::Snapshot;
+use harness::{Run, Running, eventually};
+use std::path::Path;
+
+/// A try that has to be over before the test goes on takes three times as long at most.
+const SHORT: &str = "100ms";
+
+/// A first rank of two, which may have so many MiB of its own GPU, holds so many MiB, and is lent the rest.
+fn borrowing(machine: &Machine, run: Run, limit: u64, mib: u64) -> Running {
+    let rank = machine.holder(run.env("GPUPOOL_LIMIT", format!("0:{limit}MiB")), mib);
+    machine.until(&rank, "a loan", |page| held(page, 2) >= (mib - limit) * MIB);
+    rank
+}
+
+fn rank(machine: &Machine) -> Run {
+    launched(machine, 0, 2, 50).env("GPUPOOL_IDLE", "100ms")
+}
+
+/// One without gpupool, which has a context there.
+fn comes(machine: &Machine, gpu: u32) -> Running {
+    let mut bare = machine.start(machine.bare(gpu));
+    assert_eq!(bare.ask("check"), "0", "it has begun");
+    bare
+}
+
+#[track_caller]
+fn ends(bare: Running) {
+    let (status, _folder) = bare.end();
+    assert!(status.success(), "{status}");
+}
+
+fn on_host(page: &Snapshot) -> u64 {
+    page.levels.places.rows.iter().filter(|place| place.on_host).map(|place| place.held + place.own).sum()
+}
+
+fn log_of(program: &Running) -> String {
+    std::fs::read_to_string(program.log()).unwrap_or_default()
+}
+
+/// A first try has been in vain.
+#[track_caller]
+fn stays(program: &Running) {
+    eventually("a try in vain", || log_of(program).contains("could leave for").then_some(()));
+}
+
+#[test]
+fn what_cannot_leave_while_a_kernel_runs_leaves_once_that_has_ended() {
+    let machine = Machine::new("3x320MiB");
+    let lent = borrowing(&machine, rank(&machine).env("GPUPOOL_RECALL_WAIT", SHORT), 120, 200);
+    let borrowed = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
+    let borrowed = machine.holder(borrowed.env("GPUPOOL_RECALL_WAIT", SHORT), 80);
+    machine.until(&borrowed, "a loan", |page| held(page, 1) >= 76 * MIB);
+    for (gpu, mut program) in [(2, lent), (1, borrowed)] {
+        program.ask("spin");
+        let mut bare = comes(&machine, gpu);
+        stays(&program);
+        assert!(held(&machine.page(&program), gpu) >= 76 * MIB, "it left in spite of its kernel");
+        program.ask("release");
+        machine.until(&program, "an empty GPU", |page| held(page, gpu) == 0);
+        takes(&mut bare, 280);
+        assert_eq!(bare.ask("check"), "0");
+        is_whole(program);
+        ends(bare);
+    }
+}
+
+/// The host takes a part. As it is the program's own GPU that has room for the rest in the end, nothing was moved for it but what somebody waited for.
+#[test]
+fn what_has_no_room_elsewhere_leaves_in_part_and_the_rest_once_there_is_room() {
+    let machine = Machine::new("3x320MiB");
+    let run = rank(&machine).env("GPUPOOL_RECALL_WAIT", SHORT).env("GPUPOOL_HOST_LIMIT", "40MiB");
+    let mut program = borrowing(&machine, run, 120, 220);
+    let bare = comes(&machine, 2);
+    machine.until(&program, "a part on the host", |page| on_host(page) >= 20 * MIB && held(page, 2) <= 80 * MIB);
+    stays(&program);
+    let page = machine.page(&program);
+    assert!(held(&page, 2) >= 60 * MIB, "{page:?}");
+    (0..3).for_each(|_| assert_eq!(program.ask("drop"), "dropped"));
+    let page = machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    assert_eq!(page.levels.live_bytes, 160 * MIB, "{page:?}");
+    is_whole(program);
+    ends(bare);
+}
+
+/// So it is looked at who comes there next.
+#[test]
+fn what_has_not_left_before_whoever_came_has_gone_stays_and_leaves_for_the_next_one() {
+    let machine = Machine::new("3x320MiB");
+    let mut program = borrowing(&machine, rank(&machine).env("GPUPOOL_RECALL_WAIT", SHORT), 120, 200);
+    program.ask("spin");
+    let bare = comes(&machine, 2);
+    stays(&program);
+    ends(bare);
+    eventually("a GPU that lends again", || log_of(&program).contains("works on GPU 2 any more").then_some(()));
+    program.ask("release");
+    let page = machine.page(&program);
+    assert!(held(&page, 2) >= 80 * MIB, "{page:?}");
+    let mut bare = comes(&machine, 2);
+    machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    takes(&mut bare, 280);
+    is_whole(program);
+    ends(bare);
+}
+
+#[track_caller]
+fn done(machine: &Machine, arguments: &str) {
+    let (told, all) = machine.told(arguments);
+    assert!(all, "{arguments}: {told}");
+}
+
+/// Its own GPU is others' meanwhile. Where somebody works on the other one when it is resumed, what it had there before stays on the host.
+#[test]
+fn what_a_suspended_rank_has_on_a_gpu_that_it_is_lent_leaves_for_the_host_and_its_own_gpu_stays_empty() {
+    let machine = Machine::new("3x320MiB");
+    let program = borrowing(&machine, rank(&machine), 120, 200);
+    let pid = program.pid();
+    done(&machine, &format!("suspend --json --to peers {pid}"));
+    let page = machine.until(&program, "all on the peer", |page| held(page, 2) >= 200 * MIB);
+    assert_eq!((held(&page, 0), on_host(&page)), (0, 0), "{page:?}");
+    let mut bare = comes(&machine, 2);
+    let page = machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    assert!(page.levels.suspended > 0 && on_host(&page) >= 200 * MIB, "{page:?}");
+    assert_eq!((held(&page, 0), held(&page, 1)), (0, 0), "{page:?}");
+    let listed = String::from_utf8(machine.gpupool("ps").stdout).unwrap();
+    assert!(listed.contains("suspended"), "{listed}");
+    takes(&mut bare, 280);
+    // One that works where it does has all of that.
+    let mut other = machine.start(machine.bare(0));
+    takes(&mut other, 280);
+    ends(other);
+    done(&machine, &format!("resume --json {pid}"));
+    let page =
+        machine.until(&program, "all of it back", |page| page.levels.suspended == 0 && held(page, 0) >= 116 * MIB);
+    assert!(held(&page, 2) == 0 && page.levels.residence.on_host >= 80 * MIB, "{page:?}");
+    is_whole(program);
+    ends(bare);
+}
+
+/// Whether it has been lent any before or not.
+#[test]
+fn a_rank_is_suspended_to_a_gpu_that_nobody_works_on_and_leaves_it_when_somebody_comes() {
+    for to in ["any", "peers"] {
+        let machine = Machine::new("3x320MiB");
+        let program = machine.holder(rank(&machine), 100);
+        let pid = program.pid();
+        done(&machine, &format!("suspend --json --to {to} {pid}"));
+        let page = machine.until(&program, "all on the GPU that nobody works on", |page| held(page, 2) >= 100 * MIB);
+        assert_eq!((held(&page, 0), held(&page, 1), on_host(&page)), (0, 0, 0), "{to}: {page:?}");
+        let mut bare = comes(&machine, 2);
+        let page = machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+        assert!(held(&page, 0) == 0 && on_host(&page) >= 100 * MIB, "{to}: {page:?}");
+        takes(&mut bare, 280);
+        done(&machine, &format!("resume --json {pid}"));
+        machine.until(&program, "all of it at home", |page| held(page, 0) >= 100 * MIB && held(page, 2) == 0);
+        is_whole(program);
+        ends(bare);
+    }
+}
+
+/// The GPU lends no more once nothing was there for a while.
+#[test]
+fn what_a_rank_had_on_a_gpu_that_it_was_lent_comes_back_there_when_it_is_resumed_from_the_host_or_a_disk() {
+    let machine = Machine::new("3x320MiB");
+    let folder = tempfile::tempdir().unwrap();
+    let program = borrowing(&machine, rank(&machine), 120, 200);
+    let pid = program.pid();
+    for (times, to) in (1..).zip([Path::new("host"), folder.path()]) {
+        done(&machine, &format!("suspend --json --to {} {pid}", to.display()));
+        machine.until(&program, "empty GPUs", |page| (0..3).all(|gpu| held(page, gpu) == 0));
+        let lends_no_more = || (log_of(&program).matches("has nothing on GPU 2").count() == times).then_some(());
+        eventually("a GPU that lends no more", lends_no_more);
+        done(&machine, &format!("resume --json {pid}"));
+        let page = machine.until(&program, "all of it", |page| page.levels.suspended == 0 && held(page, 0) > 0);
+        assert!(held(&page, 0) >= 116 * MIB && held(&page, 2) >= 80 * MIB, "{}: {page:?}", to.display());
+    }
+    is_whole(program);
+}
+
+/// Also where a GPU that it is suspended to is drained, and of one that borrows without being a rank.
+#[test]
+fn a_drained_gpu_that_a_program_is_suspended_to_is_left_for_the_host_and_not_for_its_own() {
+    let machine = Machine::new("2x320MiB");
+    let program = machine.holder(machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1"), 200);
+    let pid = program.pid();
+    done(&machine, &format!("suspend --json --to peers {pid}"));
+    machine.until(&program, "all on the peer", |page| held(page, 1) >= 200 * MIB && held(page, 0) == 0);
+    done(&machine, "drain --json 1");
+    let page = machine.until(&program, "an empty GPU", |page| held(page, 1) == 0);
+    assert!(held(&page, 0) == 0 && page.levels.suspended > 0 && on_host(&page) >= 200 * MIB, "{page:?}");
+    done(&machine, &format!("resume --json {pid}"));
+    machine.until(&program, "its memory at home", |page| held(page, 0) >= 200 * MIB && held(page, 1) == 0);
+    done(&machine, "undrain --json 1");
+    is_whole(program);
+}
+
+/// A rank that holds more than its own GPU has room for, and of the others has none.
+#[track_caller]
+fn is_lent_nothing(machine: &Machine, run: Run) {
+    let program = machine.holder(run, 400);
+    let page = machine.until(&program, "memory on the host", |page| page.levels.residence.on_host >= 80 * MIB);
+    (1..4).for_each(|gpu| assert_eq!(held(&page, gpu), 0, "{page:?}"));
+    is_whole(program);
+}
+
+/// As of two jobs on one host, each with half of the GPUs: the other rank of the second one may have to start yet.
+#[test]
+fn no_rank_is_lent_what_it_sees_where_the_other_ranks_of_its_job_see_theirs() {
+    let machine = Machine::new("4x320MiB");
+    is_lent_nothing(&machine, launched(&machine, 0, 2, 50).env("CUDA_VISIBLE_DEVICES", "2,3"));
+}
+
+/// As Dask-CUDA has its workers see the GPUs: of two ranks the second one sees the first one's GPU last.
+#[test]
+fn no_rank_is_lent_the_first_gpus_of_the_machine_wherever_it_sees_them() {
+    let machine = Machine::new("3x320MiB");
+    let second = launched(&machine, 0, 2, 50).env("LOCAL_RANK", "1").env("CUDA_VISIBLE_DEVICES", "1,2,0");
+    is_lent_nothing(&machine, second);
+}
+
+#[test]
+fn no_rank_is_lent_a_gpu_on_which_nvml_tells_of_somebody() {
+    let machine = Machine::new("3x320MiB");
+    let bare = comes(&machine, 2);
+    is_lent_nothing(&machine, launched(&machine, 0, 2, 50));
+    ends(bare);
+}
+
+/// The driver's checkpoint has taken its contexts away, so that NVML knows of none, and it needs all of their room at once when it comes back.
+#[test]
+fn no_rank_is_lent_the_gpu_of_a_program_that_has_left_it_whole() {
+    let machine = Machine::new("3x320MiB");
+    let away = machine.holder(machine.neighbour(2, 50).env("GPUPOOL_DEVICES", "2"), 40);
+    done(&machine, &format!("suspend --json --process --to host {}", away.pid()));
+    is_lent_nothing(&machine, launched(&machine, 0, 2, 50));
+    done(&machine, &format!("resume --json {}", away.pid()));
+    is_whole(away);
+}
+
+/// It works on none.
+#[test]
+fn the_helper_that_keeps_a_gpu_awake_does_not_keep_it_from_being_lent() {
+    let machine = Machine::new("3x320MiB");
+    let mut program = borrowing(&machine, rank(&machine).env("GPUPOOL_LENDERS", "awake"), 120, 200);
+    eventually("a helper", || log_of(&program).contains("lender.awake").then_some(()));
+    // Before its page tells of more, the agent has looked who is there.
+    for mib in [220, 240] {
+        takes(&mut program, 20);
+        machine.until(&program, "another look", |page| page.levels.live_bytes == mib * MIB);
+    }
+    let page = machine.until(&program, "more of it", |page| held(page, 2) >= 120 * MIB);
+    assert_eq!(on_host(&page), 0, "{page:?}");
+    assert!(!log_of(&program).contains("somebody works on GPU 2 now"));
+    is_whole(program);
+}
