@@ -91,13 +91,14 @@ fn links_lead_to_files_and_headings_that_are_there() {
 
 /// What stands behind `gpupool::` in string literals of these sources, tests aside.
 fn subjects_in(folder: &Path, subjects: &mut BTreeSet<String>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+    let broken = |error: std::io::Error| -> ! { panic!("{}: {error}", folder.display()) };
+    for entry in std::fs::read_dir(folder).unwrap_or_else(|error| broken(error)) {
+        let path = entry.unwrap_or_else(|error| broken(error)).path();
         let is_test = path.file_stem().is_some_and(|name| name == "tests");
         if path.is_dir() && !is_test {
             subjects_in(&path, subjects);
         } else if !is_test && path.extension().is_some_and(|extension| extension == "rs") {
-            let text = std::fs::read_to_string(&path).unwrap();
+            let text = std::fs::read_to_string(&path).unwrap_or_else(|error| broken(error));
             let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
             let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
             for rest in code.flat_map(|line| line.split("\"gpupool::").skip(1)) {
