@@ -172,11 +172,14 @@ fn driver_types() -> String {
         .args(["metadata", "--offline", "--format-version=1", "--filter-platform", &platform])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
-        .unwrap();
-    let told: serde_json::Value = serde_json::from_slice(&cargo.stdout).unwrap();
-    let package = told["packages"].as_array().unwrap().iter().find(|package| package["name"] == "cudarc").unwrap();
-    let manifest = std::path::Path::new(package["manifest_path"].as_str().unwrap());
-    std::fs::read_to_string(manifest.with_file_name("src/driver/sys/mod.rs")).unwrap()
+        .unwrap_or_else(|error| panic!("cargo metadata: {error}"));
+    let told: serde_json::Value =
+        serde_json::from_slice(&cargo.stdout).unwrap_or_else(|error| panic!("cargo metadata: {error}: {cargo:?}"));
+    let package = told["packages"].as_array().and_then(|all| all.iter().find(|package| package["name"] == "cudarc"));
+    let manifest = package.and_then(|package| package["manifest_path"].as_str());
+    let manifest = std::path::Path::new(manifest.unwrap_or_else(|| panic!("cargo metadata names no cudarc: {told}")));
+    let types = manifest.with_file_name("src/driver/sys/mod.rs");
+    std::fs::read_to_string(&types).unwrap_or_else(|error| panic!("{}: {error}", types.display()))
 }
 
 /// Names and types of the parameters in a declaration of Rust.
@@ -193,12 +196,14 @@ fn mistreated(name: &str, takes: &[(&str, &str)], table: &str) -> Option<String>
     let at = takes.iter().position(|parameter| is_handle(&parameter))?;
     let row = table.split_once(&format!(" {name}(")).and_then(|(_, rest)| rest.split_once(';'));
     let Some((row, _)) = row else { return Some(format!("{name} has no row")) };
-    let (own, body) = row.split_once(") => ").unwrap();
+    let Some((own, body)) = row.split_once(") => ") else { return Some(format!("{name}: {row} is no row")) };
     let own = parameters(own);
     if own.len() != takes.len() {
         return Some(format!("{name} takes {} arguments and its row {}", takes.len(), own.len()));
     }
-    let (body, given) = body.trim_end_matches(')').split_once('(').unwrap();
+    let Some((body, given)) = body.trim_end_matches(')').split_once('(') else {
+        return Some(format!("{name}: {body} is no body"));
+    };
     let given: Vec<&str> = given.split(',').map(str::trim).collect();
     // A body about a handle that is given gets it first, and calls the driver with another in its place.
     let is_translated = match takes[at].1.starts_with("*mut") && !takes[at].1.ends_with("CUarrayMapInfo") {

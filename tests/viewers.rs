@@ -277,14 +277,19 @@ fn at_one_moment_page_json_metrics_and_c_interface_say_the_same() {
     let report = json(&["report", "--json", &log]);
     let process = &report["processes"][0];
     let file = session.join("page.html");
-    said(&session, &["report", "--html", &file.display().to_string(), &log]);
-    let page = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{e}"));
+    // Where the addresses lie is in the log within a second.
+    let (page, drawn) = eventually("all addresses on the page's map", || {
+        said(&session, &["report", "--html", &file.display().to_string(), &log]);
+        let page = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{e}"));
+        let data = page.split("<script id=\"data\" type=\"application/json\">").nth(1);
+        let data = data.and_then(|rest| rest.split("</script>").next()).unwrap_or_default();
+        let drawn: Value = serde_json::from_str(data).unwrap_or_else(|e| panic!("{e}"));
+        let moment = drawn["maps"][0]["moments"].as_array()?.last()?;
+        let used: u64 = moment["places"].as_array()?.iter().filter_map(|place| place["used"].as_u64()).sum();
+        let own: u64 = own["places"].as_object()?.values().filter_map(|place| place["used"].as_u64()).sum();
+        (used == own).then_some((page, drawn))
+    });
     let shown = numbers_of(&page);
-    let data = page
-        .split("<script id=\"data\" type=\"application/json\">")
-        .nth(1)
-        .and_then(|rest| rest.split("</script>").next());
-    let drawn: Value = serde_json::from_str(data.unwrap_or_default()).unwrap_or_else(|e| panic!("{e}"));
 
     let (mut used, mut far) = (0, [0, 0]);
     let moment = drawn["maps"][0]["moments"].as_array().and_then(|moments| moments.last());

@@ -18,7 +18,7 @@ pub fn hooks() -> BTreeSet<String> {
 }
 
 /// The CUDA version of the newest hooked function.
-const NEWEST: &str = "13020";
+const NEWEST: &str = "13030";
 
 /// A route to the driver and the names asked on it.
 pub struct Route {

@@ -19,7 +19,7 @@ typedef int (*GetProcAddressV2)(const char *, void **, int, uint64_t, int *);
 
 /* Every version at which an export that the shim hooks changed, and the newest ones. */
 static const int VERSIONS[] = {2000,  3010,  3020,  4000,  4010,  5050,  6050,  7000,  8000, 10000,
-                               11000, 11040, 12000, 12020, 12050, 12080, 13000, 13020};
+                               11000, 11040, 12000, 12020, 12050, 12080, 13000, 13020, 13030};
 
 static const char *owner(void *pointer)
 {

@@ -36,6 +36,7 @@ mod set;
 
 pub use last::watch_main_thread;
 
+use crate::backing::map;
 use crate::bell;
 use crate::guard;
 use crate::process;
@@ -337,6 +338,8 @@ impl Agent {
                 note("the page is written no more: its file was cut, or its file system takes nothing");
             }
             self.told = Some(look);
+            // Calls leave that out where it was told a moment ago, and whoever reads the log of a program that waits now is to find it.
+            map::tell_now();
         }
         (self.same < SETTLED).then_some(PERIOD)
     }

@@ -63,11 +63,11 @@ fn pipe() -> (File, OwnedFd) {
 }
 
 fn one_of_each_level() {
-    tracing::error!(target: "gpupool::a", "e");
-    tracing::warn!(target: "gpupool::a", "w");
-    tracing::info!(target: "gpupool::a", "i");
-    tracing::debug!(target: "gpupool::b", "d");
-    tracing::trace!(target: "gpupool::b", "t");
+    tracing::error!(target: "gpupool::memory", "e");
+    tracing::warn!(target: "gpupool::memory", "w");
+    tracing::info!(target: "gpupool::memory", "i");
+    tracing::debug!(target: "gpupool::context", "d");
+    tracing::trace!(target: "gpupool::context", "t");
 }
 
 fn levels(records: &[Record]) -> Vec<Level> {
@@ -158,7 +158,7 @@ fn without_a_file_only_warnings_show() {
     assert_eq!(log(&[("GPUPOOL_LOG", "error")], one_of_each_level).1, "gpupool: error: e\n");
     assert_eq!(log(&[("GPUPOOL_LOG", "off")], one_of_each_level).1, "");
     let all = "gpupool: error: e\ngpupool: warning: w\ngpupool: info: i\n";
-    assert_eq!(log(&[("GPUPOOL_LOG", "gpupool::a=trace")], one_of_each_level).1, all);
+    assert_eq!(log(&[("GPUPOOL_LOG", "gpupool::memory=trace")], one_of_each_level).1, all);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn with_a_file_the_filter_is_the_files() {
         ("a", None, vec![Error, Warn, Info]),
         ("b", Some(("GPUPOOL_MODE", "trace")), vec![Error, Warn, Info, Debug, Trace]),
         ("c", Some(("GPUPOOL_LOG", "warn")), vec![Error, Warn]),
-        ("d", Some(("GPUPOOL_LOG", "error,gpupool::b=debug")), vec![Error, Debug]),
+        ("d", Some(("GPUPOOL_LOG", "error,gpupool::context=debug")), vec![Error, Debug]),
     ] {
         let path = folder.0.join(name);
         let mut vars = vec![("GPUPOOL_LOG_FILE", path.to_str().unwrap())];
