@@ -306,6 +306,25 @@ fn what_a_program_asks_for_while_its_gpu_is_drained_lies_elsewhere() {
     }
 }
 
+/// A small piece of its own is no arena because nothing may lie on its GPU just now, so it goes whole to where there is room.
+#[test]
+fn what_a_program_makes_itself_while_its_only_gpu_is_drained_lies_on_the_host() {
+    let machine = Machine::new("1x1GiB");
+    let mut program = machine.start(machine.run());
+    at_work(&mut program, 1);
+    machine.told("drain --json 0");
+    let on_host = |page: &Snapshot| -> u64 {
+        page.levels.places.rows.iter().filter(|place| place.on_host).map(|place| place.held + place.own).sum()
+    };
+    let before = on_host(&machine.until(&program, "an empty GPU", |page| held(page, 0) == 0));
+    program.ask("create 32");
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    machine.until(&program, "memory on the host", |page| on_host(page) >= before + 32 * MIB);
+    machine.told("undrain --json 0");
+    goes_on(&mut program);
+    ends_well(program);
+}
+
 #[test]
 fn a_rank_that_keeps_to_its_own_gpu_is_lent_others_and_not_again() {
     let machine = Machine::new("2x1GiB");

@@ -87,6 +87,24 @@ fn what_has_no_room_elsewhere_leaves_in_part_and_the_rest_once_there_is_room() {
     ends(bare);
 }
 
+/// A short visit does not leave a rank with its memory on the host for good.
+#[test]
+fn what_left_for_somebody_comes_back_once_nobody_works_there_any_more() {
+    let machine = Machine::new("3x320MiB");
+    let mut program = borrowing(&machine, rank(&machine), 120, 200);
+    let mut bare = comes(&machine, 2);
+    machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    takes(&mut bare, 100);
+    ends(bare);
+    machine.until(&program, "what had left", |page| held(page, 2) >= 76 * MIB && on_host(page) == 0);
+    // And it is looked at who comes there next.
+    let bare = comes(&machine, 2);
+    machine.until(&program, "an empty GPU again", |page| held(page, 2) == 0);
+    assert_eq!(program.ask("check"), "0");
+    is_whole(program);
+    ends(bare);
+}
+
 /// So it is looked at who comes there next.
 #[test]
 fn what_has_not_left_before_whoever_came_has_gone_stays_and_leaves_for_the_next_one() {

@@ -313,8 +313,13 @@ pub fn limit_of(ordinal: u32) -> Option<u64> {
         return Some(0);
     }
     let given = GIVEN.lock().get(&ordinal).and_then(|(bytes, _)| *bytes);
+    lasting_limit_of(ordinal).into_iter().chain(given).min()
+}
+
+/// The same as far as it lasts: what was given to others for a while and what a drain empties is not reckoned.
+pub fn lasting_limit_of(ordinal: u32) -> Option<u64> {
     let budget = open::plan_made().and_then(|plan| plan.budget_of(ordinal));
-    live::limit_of(ordinal).into_iter().chain(given).chain(budget).min()
+    live::limit_of(ordinal).into_iter().chain(budget).min()
 }
 
 fn gpus(plan: &Plan) -> impl Iterator<Item = (u32, Uuid)> {

@@ -5,7 +5,9 @@
 use super::neighbours;
 use crate::backing::open;
 use crate::backing::plan::Plan;
+use crate::backing::terms;
 use crate::backing::topology::Gpu;
+use crate::bell;
 use crate::nvml::{self, Nvml};
 use crate::process;
 use crate::serve::memory::idle::Part;
@@ -35,6 +37,23 @@ pub fn on_these(gpus: &[u32]) -> Option<Vec<(u32, Option<Work>)>> {
     // NVML opens files, which a child of a fork would have as well.
     let _part = Part::begin()?;
     Some(on(plan, |gpu| gpus.contains(&gpu.ordinal)))
+}
+
+/// Has a GPU that this rank had to leave lend to it again where nobody works there any more; whether it does. `None`: it is none of those that lend only so.
+pub fn lends_again(gpu: u32) -> Option<bool> {
+    if !terms::keeps_to_its_own() || terms::is_drained(gpu) || process::settings().recall_wait.is_none() {
+        return None;
+    }
+    let is_idle = on_these(&[gpu])?.into_iter().any(|(_, work)| work == Some(Work::Nobody));
+    if is_idle && !terms::lend_while_idle(&[gpu], true).is_empty() {
+        // It is looked again who comes there.
+        bell::wake();
+        tracing::info!(
+            target: "gpupool::memory", about = "idle_lent", device = gpu,
+            "nobody works on GPU {gpu} any more, so it lends to this rank again, and what had to leave it comes back"
+        );
+    }
+    Some(is_idle)
 }
 
 /// Whether this is the helper that keeps GPUs awake, which works on none.

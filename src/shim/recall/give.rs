@@ -1,5 +1,6 @@
 //! Giving way: what of this process is on a GPU goes elsewhere because somebody else needs the room, and comes back later.
 
+use super::at_work;
 use crate::backing::{open, terms};
 use crate::serve::memory::idle;
 use crate::serve::{handles, memory};
@@ -101,11 +102,9 @@ pub(super) fn give(
     if freed > 0 {
         log::emit(|| {
             let who = pid.map_or_else(|| "another program".to_owned(), |pid| format!("process {pid}"));
-            let text = format!(
-                "{} of GPU {gpu} were given to {who}, which asked for {}",
-                format_size(freed),
-                format_size(bytes)
-            );
+            let asked =
+                if bytes == u64::MAX { String::new() } else { format!(", which asked for {}", format_size(bytes)) };
+            let text = format!("{} of GPU {gpu} were given to {who}{asked}", format_size(freed));
             let microseconds = done.took.as_micros() as u64;
             (RecallGive { device: gpu, bytes, freed, pid, microseconds }, text)
         });
@@ -135,8 +134,16 @@ pub fn look() -> Option<Duration> {
     let mut again = terms::forget_given();
     for gpu in vacate::given() {
         // Nothing comes back to a GPU that is not lent any more, until it is again.
-        if terms::is_kept_below(gpu) || !terms::may_hold(gpu) {
+        if terms::is_kept_below(gpu) {
             continue;
+        }
+        if !terms::may_hold(gpu) {
+            // Those that lend while nobody works there do when that is so again. While the program is suspended nothing comes back.
+            let lends = if vacate::may_come_back() { at_work::lends_again(gpu) } else { None };
+            if lends != Some(true) {
+                again = if lends.is_some() { Some(again.map_or(PERIOD, |again| again.min(PERIOD))) } else { again };
+                continue;
+            }
         }
         let now = Instant::now();
         let (next, pause) = TRIES.lock().get(&gpu).copied().unwrap_or((now, PERIOD));

@@ -609,6 +609,11 @@ pub fn given_of(gpu: u32) -> u64 {
     GIVEN.lock().get(&gpu).map_or(0, |parted| parted.iter().map(Parted::bytes).sum())
 }
 
+/// Whether anything may come back now: the program is not suspended, nor about to be.
+pub fn may_come_back() -> bool {
+    STATE.try_lock().is_some_and(|state| state.is_none())
+}
+
 /// Has of that so much come back as there is `room` for; the bytes. What did not come is tried again by the next call.
 pub fn take_back(gpu: u32, room: u64) -> u64 {
     let mut sum = 0;
