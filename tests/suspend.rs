@@ -161,13 +161,15 @@ fn memory_goes_to_gpus_that_the_program_only_borrows_from_while_they_have_room()
     at_work(&mut program, 1);
     let left = told(&program, "suspend --to peers");
     assert!(left["bytes"].as_u64() >= Some(40 * MIB) && left["stayed_bytes"] == 0, "{left}");
-    let page = page(&program).filter(|page| page.levels.suspended > 0).expect("an empty GPU 0");
-    let held = |gpu: u32| {
-        let place = page.levels.places.rows.iter().find(|place| !place.on_host && place.number == gpu).unwrap();
-        place.held + place.own
+    let held = |page: &Snapshot, gpu: u32| {
+        let place = page.levels.places.rows.iter().find(|place| !place.on_host && place.number == gpu);
+        place.map_or(0, |place| place.held + place.own)
     };
-    assert_eq!((held(0), at(&page, true)), (0, 0), "{page:?}");
-    assert!(held(1) + held(2) + held(3) >= 40 * MIB, "{page:?}");
+    // What a free that was under way then gave back goes a moment later.
+    let page = eventually("an empty GPU 0", || {
+        page(&program).filter(|page| page.levels.suspended > 0 && (held(page, 0), at(page, true)) == (0, 0))
+    });
+    assert!(held(&page, 1) + held(&page, 2) + held(&page, 3) >= 40 * MIB, "{page:?}");
     told(&program, "resume");
     goes_on(&mut program);
     ends_well(program);
