@@ -24,6 +24,7 @@
 #include "control.h"
 #include "held.h"
 #include "simulator.h"
+#include "standing.h"
 #include "vmm.h"
 
 #include <pthread.h>
@@ -96,17 +97,6 @@ static void spoil(void)
         simulator.before("cuMemcpyDtoHAsync_v2", spoil);
     else
         CHECK(cuMemsetD32_v2(spoilt, 0xdeadbeef, 1));
-}
-
-static atomic_int stands, goes_on;
-static char held_call[64];
-
-static void stand(void)
-{
-    atomic_store(&stands, 1);
-    while (!atomic_load(&goes_on))
-        usleep(1000);
-    atomic_store(&stands, 0);
 }
 
 static Gpu spinning;
@@ -205,15 +195,8 @@ int main(void)
             spoilt = (CUdeviceptr)address;
             simulator.before("cuMemcpyDtoHAsync_v2", spoil);
             puts("it will");
-        } else if (sscanf(line, "hold %63s", held_call) == 1) {
-            atomic_store(&goes_on, 0);
-            simulator.after(held_call, stand);
-            puts("it will");
-        } else if (strcmp(line, "stands") == 0) {
-            puts(atomic_load(&stands) ? "yes" : "no");
-        } else if (strcmp(line, "let") == 0) {
-            atomic_store(&goes_on, 1);
-            puts("it does");
+        } else if (orders_a_call(line)) {
+            /* It is answered. */
         } else if (sscanf(line, "fault %u %u", &at, &seed) == 2) {
             char specification[64];
             snprintf(specification, sizeof specification, "*:%u=%u", at, seed);

@@ -53,6 +53,7 @@ static inline void fail_with(int code)
 #define exit(code) fail_with(code)
 #include "held.h"
 #include "simulator.h"
+#include "standing.h"
 #include "streams.h"
 #include "vmm.h"
 
@@ -165,17 +166,6 @@ static void *work(void *argument)
     if (atomic_fetch_sub(&running, 1) == 1 && atomic_load(&has_left))
         (exit)(6);
     return NULL;
-}
-
-static atomic_int stands, goes_on;
-static char held_call[64];
-
-static void stand(void)
-{
-    atomic_store(&stands, 1);
-    while (!atomic_load(&goes_on))
-        usleep(1000);
-    atomic_store(&stands, 0);
 }
 
 static void *allocate(void *argument)
@@ -521,15 +511,8 @@ int main(void)
             atomic_store(&has_left, 1);
             atomic_store(&ends, 1);
             pthread_exit(NULL);
-        } else if (sscanf(line, "hold %63s", held_call) == 1) {
-            atomic_store(&goes_on, 0);
-            find_simulator().after(held_call, stand);
-            puts("it will");
-        } else if (strcmp(line, "stands") == 0) {
-            puts(atomic_load(&stands) ? "yes" : "no");
-        } else if (strcmp(line, "let") == 0) {
-            atomic_store(&goes_on, 1);
-            puts("it does");
+        } else if (orders_a_call(line)) {
+            /* It is answered. */
         } else if (strcmp(line, "allocated") == 0) {
             puts(atomic_load(&is_allocated) ? "yes" : "no");
         } else if (strcmp(line, "end") == 0) {

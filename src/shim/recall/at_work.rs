@@ -39,18 +39,16 @@ pub fn on_these(gpus: &[u32]) -> Option<Vec<(u32, Option<Work>)>> {
     Some(on(plan, |gpu| gpus.contains(&gpu.ordinal)))
 }
 
-/// Has a GPU that this rank had to leave lend to it again where nobody works there any more; whether it does. `None`: it is none of those that lend only so.
-pub fn lends_again(gpu: u32) -> Option<bool> {
-    if !terms::keeps_to_its_own() || terms::is_drained(gpu) || process::settings().recall_wait.is_none() {
-        return None;
-    }
+/// Has a GPU that this rank was to leave lend to it again where nobody works there any more; whether nobody does, `None` where that cannot be told now.
+/// `then` ends the sentence that the log tells it with.
+pub fn lends_again(gpu: u32, then: &str) -> Option<bool> {
     let is_idle = on_these(&[gpu])?.into_iter().any(|(_, work)| work == Some(Work::Nobody));
     if is_idle && !terms::lend_while_idle(&[gpu], true).is_empty() {
         // It is looked again who comes there.
         bell::wake();
         tracing::info!(
             target: "gpupool::memory", about = "idle_lent", device = gpu,
-            "nobody works on GPU {gpu} any more, so it lends to this rank again, and what had to leave it comes back"
+            "nobody works on GPU {gpu} any more, so it lends to this rank {then}"
         );
     }
     Some(is_idle)

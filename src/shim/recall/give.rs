@@ -6,7 +6,7 @@ use crate::serve::memory::idle;
 use crate::serve::{handles, memory};
 use crate::suspend::vacate::{self, Vacated, Which};
 use crate::watch::context;
-use crate::{live, log, nvml};
+use crate::{live, log, nvml, process};
 use gpupool_config::format_size;
 use gpupool_cuda::Device;
 use gpupool_events::RecallGive;
@@ -139,7 +139,12 @@ pub fn look() -> Option<Duration> {
         }
         if !terms::may_hold(gpu) {
             // Those that lend while nobody works there do when that is so again. While the program is suspended nothing comes back.
-            let lends = if vacate::may_come_back() { at_work::lends_again(gpu) } else { None };
+            let may = terms::keeps_to_its_own() && !terms::is_drained(gpu) && process::settings().recall_wait.is_some();
+            let lends = if may && vacate::may_come_back() {
+                at_work::lends_again(gpu, "again, and what had to leave it comes back")
+            } else {
+                None
+            };
             if lends != Some(true) {
                 again = if lends.is_some() { Some(again.map_or(PERIOD, |again| again.min(PERIOD))) } else { again };
                 continue;

@@ -1,13 +1,13 @@
 //! What leaves GPUs unasked, for those who have come there and cannot ask: who they are, `strangers.rs` and `idle.rs` find out; when it is tried, and again, is
 //! decided in one place for both ([`gpupool_lending::Leaving`]).
 
-use super::at_work::{self, Work};
+use super::at_work;
 use super::give::{self, Gives};
 use super::neighbours;
 use crate::backing::terms;
+use crate::process;
 use crate::suspend::vacate::Vacated;
 use crate::watch::{finding, site};
-use crate::{bell, process};
 use gpupool_config::format_size;
 use gpupool_cuda::Device;
 use gpupool_events::Finding;
@@ -77,13 +77,7 @@ fn still_wanted(due: Due) -> Option<Due> {
         // The user has said which GPUs lend, or the other ranks have left.
         Whom::Workers(_) if !terms::keeps_to_its_own() => false,
         Whom::Workers(_) if terms::is_lent_while_idle(gpu) => false,
-        Whom::Workers(_) => {
-            let work = at_work::on_these(&[gpu]).and_then(|on| on.into_iter().find_map(|(_, work)| work));
-            if work == Some(Work::Nobody) {
-                lend_again(gpu);
-            }
-            work != Some(Work::Nobody)
-        }
+        Whom::Workers(_) => at_work::lends_again(gpu, "as before, and what had not left it yet stays") != Some(true),
     };
     LEAVING.lock().retain(|of, all| {
         if of == gpu {
@@ -92,17 +86,6 @@ fn still_wanted(due: Due) -> Option<Due> {
         of != gpu || is_wanted
     });
     is_wanted.then_some(Due { gpu, whom, bytes })
-}
-
-fn lend_again(gpu: u32) {
-    for gpu in terms::lend_while_idle(&[gpu], true) {
-        // It is looked again who is there.
-        bell::wake();
-        tracing::info!(
-            target: "gpupool::memory", about = "idle_lent", device = gpu,
-            "nobody works on GPU {gpu} any more, so it lends to this rank as before, and what had not left it yet stays"
-        );
-    }
 }
 
 fn try_all(due: &[Due]) {
