@@ -36,6 +36,7 @@ fn the_simulated_driver_says_what_a_real_one_said() {
 /// What `probe_*.c` ask real drivers. They say it by their status, too; what they measure is not looked at here.
 #[test]
 fn the_simulated_driver_answers_probes_as_moves_rely_on() {
+    let digest = format!("{} 2", repository().join("src/cuda/digest.ptx").display());
     for (name, arguments) in [
         ("probe_markers", "connections 8"),
         ("probe_markers", "coverage"),
@@ -45,6 +46,7 @@ fn the_simulated_driver_answers_probes_as_moves_rely_on() {
         ("probe_remaps", "60 3"),
         ("probe_aliases", "2"),
         ("probe_events", "64"),
+        ("probe_digest", &digest),
         // It runs no such kernels; what remains is that each place is asked about.
         ("probe_atomics", ""),
     ] {

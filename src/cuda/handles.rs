@@ -64,6 +64,8 @@ names! {
     Module(c_void);
     /// What a launch takes: a function (`CUfunction`), or a kernel (`CUkernel`) in its place.
     Function(CUfunc_st);
+    /// Code that is being put together (`CUlinkState`).
+    LinkState(c_void);
     /// A pool of stream-ordered memory (`CUmemoryPool`).
     MemoryPool(CUmemPoolHandle_st);
 }

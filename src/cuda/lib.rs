@@ -16,6 +16,7 @@ pub mod context;
 pub mod device;
 mod graph;
 mod handles;
+pub mod kernel;
 pub mod memory;
 pub mod pointer;
 mod result;
@@ -27,8 +28,8 @@ mod timing;
 pub use context::Marker;
 pub use graph::Part;
 pub use handles::{
-    AtomicContext, Context, Device, Event, Function, Graph, GraphExec, GreenContext, MemoryPool, Module, Node,
-    Physical, Stream,
+    AtomicContext, Context, Device, Event, Function, Graph, GraphExec, GreenContext, LinkState, MemoryPool, Module,
+    Node, Physical, Stream,
 };
 pub use result::CuResult;
 pub use stream::{Capturing, Relaxed};

@@ -1,8 +1,8 @@
 //! The functions of the driver that the library calls for itself, as the driver exports them.
 
 use crate::{
-    Access, Context, CuResult, Device, Event, Function, Graph, GreenContext, Location, MemoryPool, Node, Physical,
-    Properties, Stream,
+    Access, Context, CuResult, Device, Event, Function, Graph, GreenContext, LinkState, Location, MemoryPool, Module,
+    Node, Physical, Properties, Stream,
 };
 use cudarc::driver::sys::{CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUdeviceptr, CUuuid};
 use gpupool_interpose::cancel;
@@ -133,6 +133,13 @@ functions! {
         cuGraphMemcpyNodeGetParams(Node, *mut CUDA_MEMCPY3D);
         cuGraphMemsetNodeGetParams(Node, *mut CUDA_MEMSET_NODE_PARAMS);
         cuGraphChildGraphNodeGetGraph(Node, *mut Option<Graph>);
+        cuLinkCreate_v2(c_uint, *mut c_int, *mut *mut c_void, *mut Option<LinkState>);
+        cuLinkAddData_v2(LinkState, c_int, *mut c_void, usize, *const c_char, c_uint, *mut c_int, *mut *mut c_void);
+        cuLinkComplete(LinkState, *mut *mut c_void, *mut usize);
+        cuLinkDestroy(LinkState);
+        cuModuleLoadData(*mut Option<Module>, *const c_void);
+        cuModuleGetFunction(*mut Option<Function>, Option<Module>, *const c_char);
+        cuLaunchKernel(Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void);
     }
 }
 

@@ -100,4 +100,19 @@ pub trait Mover: Backend {
     /// Copies all of these, and returns when they are done: in the context of this owner, on this GPU. No two of them touch the same
     /// memory. Called while the program's threads may be held: it allocates nothing, logs nothing and takes no lock that they may have.
     fn copy(&self, owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), Fault<Self::Error>>;
+    /// Writes down what a GPU finds in memory of its own ([`Contents`]), in the context of this owner; nothing where it cannot. Called where
+    /// [`Mover::copy`] is, with the same promises.
+    fn digest(&self, owner: u64, gpu: u32, contents: &mut [Contents]);
+}
+
+/// Memory, and a number for what is in it: where two are equal the contents are, since one of 128 bits is the same by chance as
+/// often as a disk of this size errs unseen, and far less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// First byte.
+    pub address: u64,
+    /// How many.
+    pub bytes: u64,
+    /// The number; `None` where it is not known.
+    pub digest: Option<u128>,
 }

@@ -79,7 +79,7 @@ mod under_way;
 
 pub use account::{Accounts, Claim};
 pub use anchors::{Anchor, Anchors};
-pub use backend::{Backend, Fault, Mover, Transfer};
+pub use backend::{Backend, Contents, Fault, Mover, Transfer};
 pub use clock::Clock;
 pub use gate::{Draining, Gate, Held, Inside, Kept, Mark, Moving, Outside, Slot};
 pub use idle::FreedMemory;

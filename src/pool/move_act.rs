@@ -1,12 +1,12 @@
 //! The program is stopped, as shortly as can be: contents are copied and addresses are mapped anew, and nothing is allocated, made,
 //! locked or written down.
 
-use crate::Mover;
 use crate::chunks::Chunk;
 use crate::drive;
 use crate::moving::{Laid, MoveError, Plan, Rearranged, Step, Stopped, Wanted, Wave};
 use crate::pool::Pool;
 use crate::state::bytes_of;
+use crate::{Mover, Transfer};
 
 /// How often the new memory and then the old one are tried at addresses that carry nothing.
 const ROUNDS: u32 = 64;
@@ -61,8 +61,21 @@ impl<B: Mover> Pool<B> {
     ) -> Result<(), MoveError<B::Error>> {
         let before = (!waits).then(|| self.freed_until_now());
         for wave in &mut plan.waves {
+            let copy = |owner: u64, gpu: u32, transfers: &[Transfer]| {
+                self.backend.copy(owner, gpu, transfers).map_err(|fault| MoveError::Backend(drive::error_of(fault)))
+            };
+            for again in &mut wave.again {
+                self.backend.digest(again.owner, again.gpu, &mut again.near);
+                again.sort_out();
+                if !again.needed.is_empty() {
+                    copy(again.owner, again.gpu, &again.needed)?;
+                }
+            }
             for &(owner, gpu, ref transfers) in &wave.copies {
-                self.backend.copy(owner, gpu, transfers).map_err(|fault| MoveError::Backend(drive::error_of(fault)))?;
+                copy(owner, gpu, transfers)?;
+            }
+            for came in wave.came.iter_mut().filter(|_| stopped.is_for_a_while()) {
+                self.backend.digest(came.owner, came.gpu, &mut came.near);
             }
             // What comes next cannot be taken back; all before was to memory that nobody knows.
             if !stopped.still_quiet() {

@@ -136,13 +136,18 @@ impl<H: Copy> State<H> {
     /// What took part in a move and is mapped nowhere now is stock, or leaves.
     fn clear_move(&mut self, plan: &Plan<H>, is_laid: &[bool], keeps: bool, wanted: &[Wanted]) -> Vec<Leaving<H>> {
         let mut leaving = Vec::new();
-        for (chunk, _) in plan.memory.iter().zip(is_laid).filter(|(_, is_laid)| !**is_laid) {
+        let changed = plan.waves.iter().flat_map(|wave| &wave.again).flat_map(|again| &again.changed);
+        changed.for_each(|start| self.stock.has_changed(*start));
+        let left = plan.left();
+        for (index, (chunk, _)) in plan.memory.iter().zip(is_laid).enumerate().filter(|(_, (_, is_laid))| !**is_laid) {
+            let twin = left.get(&index).copied();
             let chunk = Chunk { start: 0, anchors: AnchorCounts::default(), moving: false, ..*chunk };
             let bytes = bytes_of(chunk.frames);
             self.budget(chunk.place).free_aside(bytes);
             let limit = self.budget(chunk.place).limit();
             let afar = wanted.iter().all(|wish| wish.record.gpu != chunk.place);
-            if !keeps || self.place(chunk.place).is_stored() || !self.stock.keep(&chunk, self.period, limit, afar) {
+            if !keeps || self.place(chunk.place).is_stored() || !self.stock.keep(&chunk, twin, self.period, limit, afar)
+            {
                 self.budget(chunk.place).leave(bytes);
                 leaving.push(Leaving { start: 0, frames: 0, chunks: vec![chunk] });
             }

@@ -5,7 +5,7 @@ use crate::backend::Transfer;
 use crate::chunks::{Alias, AnchorCounts, Chunk};
 use crate::drive::{self, Cause};
 use crate::move_books::LEAST_ALIASED;
-use crate::moving::{Laid, MoveError, Moved, Plan, Step, Wanted, Wave, overlap};
+use crate::moving::{Again, Came, Laid, MoveError, Moved, Plan, Step, Wanted, Wave, overlap};
 use crate::place::PlaceId;
 use crate::pool::Pool;
 use crate::registry::{Record, Registry};
@@ -14,11 +14,14 @@ use crate::schedule::{self, Nearness, Old, Part, Rooms, Source, Stretch};
 use crate::state::{State, bytes_of};
 use crate::sync;
 use crate::under_way::UnderWay;
-use crate::{Claim, FRAME, Fault, Mover};
-use std::collections::BTreeMap;
+use crate::{Claim, Contents, FRAME, Fault, Mover};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How often a plan is made: an answer about room may be out of date, and freed memory goes home in between.
 const ATTEMPTS: u32 = 6;
+
+/// Bytes of the smallest chunk whose contents are kept track of: to copy less takes no longer than to look at it twice.
+const LEAST_KEPT: u64 = 4 << 20;
 
 /// Why there is no plan yet.
 enum NotYet {
@@ -192,7 +195,8 @@ impl<B: Mover> Pool<B> {
             chunk.alias = Some(Alias { address, readers });
         }
         self.set_copies(plan, wanted);
-        for &(owner, gpu, _) in plan.waves.iter().flat_map(|wave| &wave.copies) {
+        let contexts = plan.waves.iter().flat_map(Wave::contexts).collect::<BTreeSet<_>>();
+        for (owner, gpu) in contexts {
             drive::retry_while_not_ready(|| self.backend.prepare(owner, gpu)).map_err(|fault| {
                 let place = plan.memory[0].place;
                 (place, 0, Cause::Failed(drive::error_of(fault)))
@@ -202,15 +206,17 @@ impl<B: Mover> Pool<B> {
     }
 
     /// Writes down what each wave copies: from the frames, whatever is mapped there until then, through the second mapping of what
-    /// will be. Who has copied something ahead would leave it out here, and prove it equal where [`Stopped::still_quiet`] is asked.
+    /// will be. What leaves for a chunk that it came from is looked at first, and what came from one that keeps it is written down.
     fn set_copies(&self, plan: &mut Plan<B::Handle>, wanted: &[Wanted]) {
+        let taken: BTreeSet<usize> = plan.steps().flat_map(|step| &step.new).map(|new| new.memory).collect();
         for wave in &mut plan.waves {
-            for step in &wave.steps {
+            let Wave { steps, copies, again, came } = wave;
+            for step in steps.iter() {
                 for new in &step.new {
                     let Some(alias) = plan.memory[new.memory].alias else { continue };
                     let block =
                         wanted.iter().find(|wish| (wish.block..wish.block + wish.record.frames).contains(&new.start));
-                    let Some(Record { owner, home, .. }) = block.map(|wish| wish.record) else { continue };
+                    let Some(Record { owner, home, gpu, .. }) = block.map(|wish| wish.record) else { continue };
                     let transfer = |start: u32, end: u32, stored: bool| Transfer {
                         from: self.address(start),
                         to: alias.address + bytes_of(start - new.start),
@@ -219,14 +225,61 @@ impl<B: Mover> Pool<B> {
                         stored,
                     };
                     let transfers = rows_of(step, new).map(|(start, end, stored)| transfer(start, end, stored));
-                    match wave.copies.iter_mut().find(|batch| (batch.0, batch.1) == (owner, home)) {
+                    let contents = |address: u64, bytes: u64| Contents { address, bytes, digest: None };
+                    let all_mapped = rows_of(step, new).all(|(.., stored)| !stored);
+                    let twin = plan.twins.get(&new.memory);
+                    if let Some(twin) = twin.filter(|twin| all_mapped && twin.start == new.start) {
+                        let again = of_context(
+                            again,
+                            |again| (again.owner, again.gpu) == (owner, home),
+                            || Again::of(owner, home),
+                        );
+                        let before = again.copies.len();
+                        again.copies.extend(transfers);
+                        again.near.push(contents(self.address(new.start), bytes_of(new.end - new.start)));
+                        again.there.push((twin.digest, new.start, again.copies.len() - before));
+                        continue;
+                    }
+                    match copies.iter_mut().find(|batch| (batch.0, batch.1) == (owner, home)) {
                         Some(batch) => batch.2.extend(transfers),
-                        None => wave.copies.push((owner, home, transfers.collect())),
+                        None => copies.push((owner, home, transfers.collect())),
+                    }
+                    let keeps = |old: &&Laid| {
+                        let is_whole = new.start <= old.start && old.end <= new.end;
+                        let is_worth_it =
+                            bytes_of(old.end - old.start) >= LEAST_KEPT && !plan.changing.contains(&old.start);
+                        is_whole
+                            && is_worth_it
+                            && old.place != new.place
+                            && !old.is_stored
+                            && !taken.contains(&old.memory)
+                    };
+                    for old in step.old.iter().filter(|_| new.place == gpu).filter(keeps) {
+                        let came =
+                            of_context(came, |came| (came.owner, came.gpu) == (owner, home), || Came::of(owner, home));
+                        came.near.push(contents(
+                            alias.address + bytes_of(old.start - new.start),
+                            bytes_of(old.end - old.start),
+                        ));
+                        came.from.push((old.memory, old.start));
                     }
                 }
             }
+            for again in again {
+                again.needed.reserve_exact(again.copies.len());
+                again.changed.reserve_exact(again.near.len());
+            }
         }
     }
+}
+
+/// The one of this context, which is made where there is none.
+fn of_context<T>(all: &mut Vec<T>, is_it: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> &mut T {
+    let index = all.iter().position(is_it).unwrap_or_else(|| {
+        all.push(new());
+        all.len() - 1
+    });
+    &mut all[index]
 }
 
 impl<H: Copy> State<H> {
@@ -258,6 +311,8 @@ impl<H: Copy> State<H> {
             waves: Vec::new(),
             free: Vec::new(),
             stays: vec![Moved::default(); wanted.len()],
+            twins: BTreeMap::new(),
+            changing: Vec::new(),
         };
         // What somebody wishes for by itself may later be wished for elsewhere by itself, and has chunks of its own then.
         let is_border = |frame: u32| wanted.iter().any(|wish| wish.start == frame || wish.end == frame);
@@ -362,7 +417,7 @@ impl<H: Copy> State<H> {
             let headroom = *headrooms.get(&place).ok_or(NotYet::Ask(place))?;
             rooms.frames.insert(place, self.budget(place).growth(headroom) / FRAME);
         }
-        let waves = schedule::schedule(stretches, &self.stock.classes(), &rooms)
+        let waves = schedule::schedule(stretches, &self.stock.classes(), &self.stock.twins(), &rooms)
             .map_err(|(place, frames)| NotYet::Lacks(place, frames * FRAME))?;
         let mut needed: BTreeMap<PlaceId, u64> = BTreeMap::new();
         let tiles = || waves.iter().flatten().flat_map(|step| &step.tiles);
@@ -384,13 +439,15 @@ impl<H: Copy> State<H> {
                     let memory = match tile.source {
                         Source::Vacated(index) => index,
                         Source::Stock => {
-                            let Some(chunk) = self.stock.take((tile.place, tile.frames)) else {
+                            let Some((chunk, twin)) = self.stock.take((tile.place, tile.frames), tile.start) else {
                                 debug_assert!(false, "the stock has what the schedule counts on");
                                 continue;
                             };
                             self.budget(tile.place).set_aside(bytes_of(tile.frames));
                             plan.memory.push(chunk);
-                            plan.memory.len() - 1
+                            let memory = plan.memory.len() - 1;
+                            plan.twins.extend(twin.map(|twin| (memory, twin)));
+                            memory
                         }
                         Source::New => {
                             self.budget(tile.place).promise(bytes_of(tile.frames));
@@ -408,11 +465,13 @@ impl<H: Copy> State<H> {
                 }
                 steps.push(Step { old, new, inward: step.inward, is_done: false });
             }
-            plan.waves.push(Wave { steps, copies: Vec::new() });
+            plan.waves.push(Wave { steps, ..Wave::default() });
         }
         for (place, bytes) in needed.into_iter().filter(|_| keeps) {
             self.stock.needs(place, bytes);
         }
+        let starts = plan.memory[..plan.old].iter().map(|chunk| chunk.start);
+        plan.changing = starts.filter(|start| !self.stock.may_last(*start)).collect();
         for chunk in &plan.memory[..plan.old] {
             self.chunks.set_moving(chunk.start, chunk.end(), true);
         }

@@ -4,7 +4,9 @@ use crate::chunks::{Chunk, bytes_of};
 use crate::place::PlaceId;
 use crate::registry::Record;
 use crate::runs::Freed;
-use crate::{Place, Transfer};
+use crate::stock::Twin;
+use crate::{Contents, Place, Transfer};
+use std::collections::BTreeMap;
 
 /// A range of a live block, and where it is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,11 @@ pub trait Stopped {
     /// Whether nothing has run since: asked before anything changes that the program could notice. `false` ends the move, and is
     /// how work is found that was submitted past whoever stopped the program.
     fn still_quiet(&mut self) -> bool;
+    /// Whether what comes near now is likely to leave again, so that it is worth a look at what is in it: what leaves as it came, for where it came
+    /// from, needs no copy. A look takes a tenth of a copy.
+    fn is_for_a_while(&self) -> bool {
+        false
+    }
 }
 
 /// What became of a range, in bytes of whole frames that lie in it.
@@ -112,9 +119,76 @@ impl Step {
 
 /// Steps that wait for none of each other, and the copies that they begin with: for each context, its owner's number, its GPU and
 /// the copies.
+#[derive(Default)]
 pub(crate) struct Wave {
     pub steps: Vec<Step>,
     pub copies: Vec<(u64, u32, Vec<Transfer>)>,
+    /// What leaves for chunks that it came from, for each context: copied only where it is not the same any more.
+    pub again: Vec<Again>,
+    /// What came from chunks that keep it, for each context.
+    pub came: Vec<Came>,
+}
+
+impl Wave {
+    /// The contexts that copy or look, by owner and GPU.
+    pub fn contexts(&self) -> impl Iterator<Item = (u64, u32)> {
+        let copies = self.copies.iter().map(|&(owner, gpu, _)| (owner, gpu));
+        let again = self.again.iter().map(|again| (again.owner, again.gpu));
+        copies.chain(again).chain(self.came.iter().map(|came| (came.owner, came.gpu)))
+    }
+}
+
+/// What leaves for chunks that may have it already, all in one context.
+pub(crate) struct Again {
+    pub owner: u64,
+    pub gpu: u32,
+    /// What is near.
+    pub near: Vec<Contents>,
+    /// Of each what is there, its first frame, and how many of the copies are its.
+    pub there: Vec<(u128, u32, usize)>,
+    /// All copies, in that order.
+    pub copies: Vec<Transfer>,
+    /// Room for those that are needed, and what had changed.
+    pub needed: Vec<Transfer>,
+    pub changed: Vec<u32>,
+}
+
+impl Again {
+    pub fn of(owner: u64, gpu: u32) -> Self {
+        let (near, there, copies, needed, changed) = Default::default();
+        Self { owner, gpu, near, there, copies, needed, changed }
+    }
+
+    /// Sorts the copies out, now that the digests of what is near are known. Allocates nothing.
+    pub fn sort_out(&mut self) {
+        let mut copies = self.copies.iter();
+        for (near, &(digest, start, count)) in self.near.iter().zip(&self.there) {
+            let is_same = near.digest == Some(digest);
+            let of_this = copies.by_ref().take(count);
+            if is_same {
+                of_this.for_each(drop);
+            } else {
+                self.needed.extend(of_this);
+                self.changed.extend(near.digest.map(|_| start));
+            }
+        }
+    }
+}
+
+/// What came near, all in one context.
+pub(crate) struct Came {
+    pub owner: u64,
+    pub gpu: u32,
+    /// What is near.
+    pub near: Vec<Contents>,
+    /// Of each which of [`Plan::memory`] it came from, and its first frame.
+    pub from: Vec<(usize, u32)>,
+}
+
+impl Came {
+    pub fn of(owner: u64, gpu: u32) -> Self {
+        Self { owner, gpu, near: Vec::new(), from: Vec::new() }
+    }
 }
 
 /// All that takes part in a move.
@@ -132,9 +206,20 @@ pub(crate) struct Plan<H> {
     pub free: Vec<(u32, u32, Freed)>,
     /// What stays of each wish.
     pub stays: Vec<Moved>,
+    /// What chunks of the stock have still, by their number in `memory`.
+    pub twins: BTreeMap<usize, Twin>,
+    /// First frames of what is not looked at, since it changed lately.
+    pub changing: Vec<u32>,
 }
 
 impl<H> Plan<H> {
+    /// What the chunks that went have still, by their number in [`Self::memory`], once the move is over.
+    pub fn left(&self) -> BTreeMap<usize, Twin> {
+        let all = self.waves.iter().flat_map(|wave| &wave.came);
+        let each = all.flat_map(|came| came.near.iter().zip(&came.from));
+        each.filter_map(|(near, &(memory, start))| Some((memory, Twin { start, digest: near.digest? }))).collect()
+    }
+
     pub fn steps(&self) -> impl Iterator<Item = &Step> {
         self.waves.iter().flat_map(|wave| &wave.steps)
     }

@@ -25,6 +25,10 @@ pub(crate) fn size_on_host(left: u32) -> u32 {
 /// Chunks of one size at one place. Only such can stand for each other, because a handle is mapped whole.
 pub(crate) type Class = (PlaceId, u32);
 
+/// Chunks of the stock that have the contents of frames still, which came near from them ([`crate::stock::Twin`]): by place and first
+/// frame, how many they are.
+pub(crate) type Twins = BTreeMap<(PlaceId, u32), u32>;
+
 /// What a place is to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Nearness {
@@ -122,15 +126,18 @@ impl Rooms {
 pub(crate) fn schedule(
     stretches: &[Stretch],
     stock: &BTreeMap<Class, u32>,
+    twins: &Twins,
     rooms: &Rooms,
 ) -> Result<Vec<Vec<Step>>, (PlaceId, u64)> {
     // Chunks of the usual sizes are mapped most cheaply; but what there is may be of other sizes, and nothing be left to make any.
-    in_sizes(stretches, stock, rooms.clone(), false).or_else(|_| in_sizes(stretches, stock, rooms.clone(), true))
+    in_sizes(stretches, stock, twins, rooms.clone(), false)
+        .or_else(|_| in_sizes(stretches, stock, twins, rooms.clone(), true))
 }
 
 fn in_sizes(
     stretches: &[Stretch],
     stock: &BTreeMap<Class, u32>,
+    twins: &Twins,
     mut rooms: Rooms,
     any: bool,
 ) -> Result<Vec<Vec<Step>>, (PlaceId, u64)> {
@@ -142,7 +149,7 @@ fn in_sizes(
     let mut missing = BTreeMap::new();
     let mut before = 0;
     for stretch in stretches {
-        let tiles = cut(stretch, rooms.largest, any, &mut supply, &mut missing);
+        let tiles = cut(stretch, rooms.largest, any, twins, &mut supply, &mut missing);
         steps_of(stretch, before, &tiles, &mut pending);
         before += stretch.old.len();
     }
@@ -158,7 +165,7 @@ fn in_sizes(
     let mut waves = Vec::new();
     while !pending.is_empty() {
         let mut wave = Vec::new();
-        fill(&mut pending, &mut open, &mut wave);
+        fill(&mut pending, twins, &mut open, &mut wave);
         // The link to the host carries both directions at once, where each of them has a spare chunk.
         if waves.is_empty()
             && let Some(first) = wave.first()
@@ -168,7 +175,7 @@ fn in_sizes(
             let missing = missing_of(other, &open);
             if rooms.take(&missing).is_ok() {
                 add_new(&mut open, &missing);
-                fill(&mut pending, &mut open, &mut wave);
+                fill(&mut pending, twins, &mut open, &mut wave);
             }
         }
         if wave.is_empty() {
@@ -190,6 +197,7 @@ fn cut(
     stretch: &Stretch,
     largest: u32,
     any: bool,
+    twins: &Twins,
     supply: &mut BTreeMap<Class, u32>,
     missing: &mut BTreeMap<Class, u32>,
 ) -> Vec<(Tile, Nearness)> {
@@ -207,7 +215,11 @@ fn cut(
             let left = end - at;
             let usual = usual_size(part.nearness, left, largest);
             let least = if any { usual.min(WORTH) } else { usual };
-            let mut fitting = supply.range_mut((part.place, least)..=(part.place, left)).rev();
+            // What has its contents still, before what is larger.
+            let twin = twins.get(&(part.place, at)).copied().filter(|frames| *frames <= left);
+            let twin = twin.filter(|frames| supply.get(&(part.place, *frames)).is_some_and(|count| *count > 0));
+            let sizes = twin.map_or(least..=left, |frames| frames..=frames);
+            let mut fitting = supply.range_mut((part.place, *sizes.start())..=(part.place, *sizes.end())).rev();
             let frames = match fitting.find(|entry| *entry.1 > 0) {
                 Some((&(_, frames), count)) => {
                     *count -= 1;
@@ -267,7 +279,7 @@ fn steps_of(stretch: &Stretch, before: usize, tiles: &[(Tile, Nearness)], steps:
 }
 
 /// Moves steps that can be done now to the wave: one in and one out in turn, as far as both go.
-fn fill(pending: &mut Vec<Step>, open: &mut BTreeMap<Class, Vec<Source>>, wave: &mut Vec<Step>) {
+fn fill(pending: &mut Vec<Step>, twins: &Twins, open: &mut BTreeMap<Class, Vec<Source>>, wave: &mut Vec<Step>) {
     let mut inward = wave.last().map_or(pending.first().is_some_and(|step| step.inward), |step| !step.inward);
     loop {
         if pending.iter().all(|step| step.inward != inward) {
@@ -278,8 +290,9 @@ fn fill(pending: &mut Vec<Step>, open: &mut BTreeMap<Class, Vec<Source>>, wave: 
             Some(index) => {
                 let mut step = pending.remove(index);
                 for tile in &mut step.tiles {
+                    let is_twin = twins.get(&(tile.place, tile.start)) == Some(&tile.frames);
                     let sources = open.get_mut(&(tile.place, tile.frames));
-                    tile.source = sources.and_then(Vec::pop).unwrap_or(Source::New);
+                    tile.source = sources.and_then(|sources| take(sources, is_twin)).unwrap_or(Source::New);
                 }
                 wave.push(step);
                 inward = !inward;
@@ -294,6 +307,12 @@ fn fill(pending: &mut Vec<Step>, open: &mut BTreeMap<Class, Vec<Source>>, wave: 
             None => return,
         }
     }
+}
+
+/// Takes the last one, or one of the stock where that has the very contents.
+fn take(sources: &mut Vec<Source>, is_twin: bool) -> Option<Source> {
+    let of_stock = sources.iter().position(|source| *source == Source::Stock).filter(|_| is_twin);
+    of_stock.map(|index| sources.remove(index)).or_else(|| sources.pop())
 }
 
 /// What a step needs that is not there.
@@ -394,22 +413,22 @@ mod tests {
         let inside = |index: u32| stretch(index * 1000, &[(256, PEER)], HOME);
         let stretches: Vec<Stretch> = (0..10).map(out).chain((10..20).map(inside)).collect();
         for room in [rooms(256, 0, 0), rooms(0, 256, 0)] {
-            let steps = schedule(&stretches, &BTreeMap::new(), &room).unwrap();
+            let steps = schedule(&stretches, &BTreeMap::new(), &BTreeMap::new(), &room).unwrap();
             assert_eq!((steps.len(), made(&steps)), (20, 256));
         }
-        assert!(schedule(&stretches, &BTreeMap::new(), &rooms(255, 255, 9999)).is_err());
+        assert!(schedule(&stretches, &BTreeMap::new(), &BTreeMap::new(), &rooms(255, 255, 9999)).is_err());
         let stock = [((HOME, 256), 1)].into();
-        assert_eq!(made(&schedule(&stretches, &stock, &rooms(0, 0, 0)).unwrap()), 0);
+        assert_eq!(made(&schedule(&stretches, &stock, &BTreeMap::new(), &rooms(0, 0, 0)).unwrap()), 0);
         // With one at each end, both directions go at once.
         let stock = [((HOME, 256), 1), ((PEER, 256), 1)].into();
-        assert_eq!(schedule(&stretches, &stock, &rooms(0, 0, 0)).unwrap().len(), 10);
+        assert_eq!(schedule(&stretches, &stock, &BTreeMap::new(), &rooms(0, 0, 0)).unwrap().len(), 10);
     }
 
     #[test]
     fn far_chunks_have_sizes_that_come_again() {
         let to = |frames: u32, place: PlaceId| {
             let stretches = [stretch(0, &[(frames, HOME)], place)];
-            sizes(&schedule(&stretches, &BTreeMap::new(), &rooms(0, 9999, 9999)).unwrap())
+            sizes(&schedule(&stretches, &BTreeMap::new(), &BTreeMap::new(), &rooms(0, 9999, 9999)).unwrap())
         };
         assert_eq!(to(256, PEER), [[256]]);
         assert_eq!(to(150, PEER), [[128, 16, 6]]);
@@ -417,13 +436,13 @@ mod tests {
         assert_eq!(to(5, HOST), [[4, 1]]);
         // What comes in is as large as can be, whatever it was made of.
         let back = [stretch(0, &[(16, HOST), (16, HOST), (8, HOST)], HOME)];
-        assert_eq!(sizes(&schedule(&back, &BTreeMap::new(), &rooms(9999, 0, 0)).unwrap()), [[40]]);
+        assert_eq!(sizes(&schedule(&back, &BTreeMap::new(), &BTreeMap::new(), &rooms(9999, 0, 0)).unwrap()), [[40]]);
         // Chunks that are there serve in other sizes where nothing can be made.
         let stock = [((HOME, 24), 1), ((HOME, 16), 1)].into();
-        assert_eq!(sizes(&schedule(&back, &stock, &rooms(0, 0, 0)).unwrap()), [[24, 16]]);
+        assert_eq!(sizes(&schedule(&back, &stock, &BTreeMap::new(), &rooms(0, 0, 0)).unwrap()), [[24, 16]]);
         // Small chunks become one, and large ones stay steps of their own.
         let small = [stretch(0, &[(1, HOME), (2, HOME), (40, HOME), (3, HOME), (1, HOME)], PEER)];
-        let steps = schedule(&small, &BTreeMap::new(), &rooms(0, 9999, 0)).unwrap();
+        let steps = schedule(&small, &BTreeMap::new(), &BTreeMap::new(), &rooms(0, 9999, 0)).unwrap();
         assert_eq!(sizes(&steps), [vec![3], vec![32, 8], vec![4]]);
     }
 
@@ -468,8 +487,12 @@ mod tests {
             }
             let mut there: BTreeMap<_, u32> = BTreeMap::new();
             stock.iter().for_each(|class| *there.entry(*class).or_default() += 1);
+            // Some of the stock has what is to go there still, or did before something else was cut.
+            let parts = || stretches.iter().flat_map(|one| &one.parts);
+            let own = stock.iter().zip(parts()).filter(|((place, _), part)| *place == part.place);
+            let twins: BTreeMap<_, _> = own.map(|((place, frames), part)| ((*place, part.start), *frames)).collect();
             let room = rooms(home, far, far);
-            let Ok(waves) = schedule(&stretches, &there, &room) else { return Ok(()) };
+            let Ok(waves) = schedule(&stretches, &there, &twins, &room) else { return Ok(()) };
             let old: Vec<Old> = stretches.iter().flat_map(|one| one.old.clone()).collect();
             let mut vacated = vec![false; old.len()];
             let mut served = vec![false; old.len()];

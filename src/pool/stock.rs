@@ -3,11 +3,15 @@
 //! Making memory of the host takes the driver longer than filling it (32 MiB: up to 6.7 ms), and a move into a full place needs a
 //! spare chunk there. To everybody but moves the stock is free memory: it counts as such, goes back to the driver before anybody is
 //! refused or sent elsewhere for its sake, and goes home when no move has used it for a while.
+//!
+//! What came near from a chunk is there still, until something else is copied to it. So more is kept of what is far than moves need, with
+//! a digest of what is in it ([`Twin`]): what leaves for the chunk that it came from, and was not written to meanwhile, needs no
+//! copy. Weights that are read and never written are most of what an inference moves.
 
 use crate::chunks::{Chunk, bytes_of};
 use crate::place::PlaceId;
-use crate::schedule::Class;
-use std::collections::BTreeMap;
+use crate::schedule::{Class, Twins};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The part of a place's limit that its stock may take.
 const SHARE: u64 = 8;
@@ -16,79 +20,131 @@ const SHARE: u64 = 8;
 /// and make it again takes some tenths of a millisecond of a swap that takes one (two H100). Near, memory is what there is least of, and no more is kept than one move needs.
 const MOVES_AFAR: u64 = 4;
 
+/// The part of a place's limit that its stock may take with what has its contents still.
+const SHARE_OF_TWINS: u64 = 4;
+
+/// What a chunk of the stock still has: the contents of as many frames from this one on, when they came home from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Twin {
+    pub start: u32,
+    pub digest: u128,
+}
+
+#[derive(Debug)]
+struct Kept<H> {
+    chunk: Chunk<H>,
+    /// The period in which it came.
+    period: u32,
+    twin: Option<Twin>,
+}
+
 #[derive(Debug)]
 struct Shelf<H> {
-    /// Those that came last stand last, each with the period in which it came.
-    chunks: Vec<(Chunk<H>, u32)>,
+    /// Those that came last stand last.
+    chunks: Vec<Kept<H>>,
     bytes: u64,
     /// The most that one move needed here beyond what it vacated itself, in this period and in the one before.
     needed: [u64; 2],
 }
 
 #[derive(Debug)]
-pub(crate) struct Stock<H>(Vec<Shelf<H>>);
+pub(crate) struct Stock<H> {
+    shelves: Vec<Shelf<H>>,
+    /// Frames whose contents had changed when they left, in this period and in the one before: nothing is kept or looked at for those.
+    changing: [BTreeSet<u32>; 2],
+}
 
 impl<H: Copy> Stock<H> {
     /// Nothing, at so many places.
     pub fn new(places: usize) -> Self {
-        Self((0..places).map(|_| Shelf { chunks: Vec::new(), bytes: 0, needed: [0; 2] }).collect())
+        let shelf = |_| Shelf { chunks: Vec::new(), bytes: 0, needed: [0; 2] };
+        Self { shelves: (0..places).map(shelf).collect(), changing: Default::default() }
     }
 
     /// Bytes at a place.
     pub fn bytes(&self, place: PlaceId) -> u64 {
-        self.0[place.index()].bytes
+        self.shelves[place.index()].bytes
     }
 
     /// How many there are of each class.
     pub fn classes(&self) -> BTreeMap<Class, u32> {
         let mut classes = BTreeMap::new();
-        for (chunk, _) in self.0.iter().flat_map(|shelf| &shelf.chunks) {
+        for Kept { chunk, .. } in self.shelves.iter().flat_map(|shelf| &shelf.chunks) {
             *classes.entry((chunk.place, chunk.frames)).or_default() += 1;
         }
         classes
     }
 
+    /// Those that have contents of frames still, the last one of each.
+    pub fn twins(&self) -> Twins {
+        let kept = self.shelves.iter().flat_map(|shelf| &shelf.chunks);
+        let twins = kept.filter_map(|kept| Some((kept.twin?, kept.chunk)));
+        twins.map(|(twin, chunk)| ((chunk.place, twin.start), chunk.frames)).collect()
+    }
+
+    /// Whether what came near from here on is likely to leave as it came.
+    pub fn may_last(&self, start: u32) -> bool {
+        self.changing.iter().all(|starts| !starts.contains(&start))
+    }
+
+    /// It did not.
+    pub fn has_changed(&mut self, start: u32) {
+        self.changing[0].insert(start);
+    }
+
     /// A move needs so many bytes at a place.
     pub fn needs(&mut self, place: PlaceId, bytes: u64) {
-        let needed = &mut self.0[place.index()].needed[0];
+        let needed = &mut self.shelves[place.index()].needed[0];
         *needed = bytes.max(*needed);
     }
 
     /// A new period begins.
     pub fn begin_period(&mut self) {
-        for shelf in &mut self.0 {
+        for shelf in &mut self.shelves {
             shelf.needed = [0, shelf.needed[0]];
         }
+        let [now, _] = std::mem::take(&mut self.changing);
+        self.changing[1] = now;
     }
 
-    /// Takes the one of a class that came last.
-    pub fn take(&mut self, (place, frames): Class) -> Option<Chunk<H>> {
-        let shelf = &mut self.0[place.index()];
-        let index = shelf.chunks.iter().rposition(|(chunk, _)| chunk.frames == frames)?;
+    /// Takes the one of a class that has the contents of the frames from here on; else the last that has nobody's; else the first.
+    pub fn take(&mut self, (place, frames): Class, start: u32) -> Option<(Chunk<H>, Option<Twin>)> {
+        let shelf = &mut self.shelves[place.index()];
+        let fits = |kept: &Kept<H>| kept.chunk.frames == frames;
+        let of = |kept: &Kept<H>| kept.twin.map(|twin| twin.start);
+        let chunks = &shelf.chunks;
+        let index = chunks
+            .iter()
+            .rposition(|kept| fits(kept) && of(kept) == Some(start))
+            .or_else(|| chunks.iter().rposition(|kept| fits(kept) && kept.twin.is_none()))
+            .or_else(|| chunks.iter().position(fits))?;
         shelf.bytes -= bytes_of(frames);
-        Some(shelf.chunks.remove(index).0)
+        let Kept { chunk, twin, .. } = shelf.chunks.remove(index);
+        Some((chunk, twin.filter(|twin| twin.start == start)))
     }
 
     /// Keeps a chunk from this period on, where lately moves have needed that much and the place, which may hold `limit`, has most of it for others.
     /// `afar`: it is no place that something of this move calls home. Whether it was kept.
-    pub fn keep(&mut self, chunk: &Chunk<H>, period: u32, limit: u64, afar: bool) -> bool {
-        let shelf = &mut self.0[chunk.place.index()];
+    pub fn keep(&mut self, chunk: &Chunk<H>, twin: Option<Twin>, period: u32, limit: u64, afar: bool) -> bool {
+        let shelf = &mut self.shelves[chunk.place.index()];
         let moves = if afar { MOVES_AFAR } else { 1 };
         let most = shelf.needed[0].max(shelf.needed[1]).saturating_mul(moves).min(limit / SHARE);
+        // Where nothing has left for lately, nothing is expected to leave again.
+        let most = if twin.is_some() && most > 0 { limit / SHARE_OF_TWINS } else { most };
         let fits = shelf.bytes + bytes_of(chunk.frames) <= most;
         if fits {
             shelf.bytes += bytes_of(chunk.frames);
-            shelf.chunks.push((*chunk, period));
+            shelf.chunks.push(Kept { chunk: *chunk, period, twin });
         }
         fits
     }
 
     /// Takes chunks that came before period `since`, those that came first before others, until they are `bytes`.
     pub fn clear(&mut self, place: PlaceId, since: u32, bytes: u64) -> Vec<Chunk<H>> {
-        let shelf = &mut self.0[place.index()];
+        let shelf = &mut self.shelves[place.index()];
         let mut sum = 0;
         let mut gone = Vec::new();
-        shelf.chunks.retain(|(chunk, period)| {
+        shelf.chunks.retain(|Kept { chunk, period, .. }| {
             let goes = sum < bytes && *period < since;
             if goes {
                 sum += bytes_of(chunk.frames);

@@ -112,6 +112,26 @@ static KERNELS: &[Kernel] = &[
             add_to(context, a[2], sum)
         },
     },
+    // digest_u32(src, n, out, slots): two sums for each of so many blocks, which added up are a digest of the words; all in the first here
+    Kernel {
+        name: "digest_u32",
+        params: &[8, 8, 8, 8],
+        follows: false,
+        touches: |a| vec![(a[0], words(a[1])), (a[2], longs(a[3].saturating_mul(2)))],
+        run: |a, context| {
+            let source = Words::new(context, a[0], a[1], false)?;
+            let (mut one, mut other) = (0_u64, 0_u64);
+            each([&source], |index, [at]| {
+                let word = u64::from(at.load(Ordering::Relaxed)) ^ index.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                let mixed = (word ^ word >> 32).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+                one = one.wrapping_add(mixed ^ mixed >> 29);
+                other = other.wrapping_add((mixed ^ mixed >> 31).wrapping_mul(0x94D0_49BB_1331_11EB));
+            })?;
+            let target = Words::new(context, a[2], a[3].saturating_mul(4), true)?;
+            let sums = [one as u32, (one >> 32) as u32, other as u32, (other >> 32) as u32];
+            each([&target], |index, [at]| at.store(sums.get(index as usize).copied().unwrap_or(0), Ordering::Relaxed))
+        },
+    },
     // sum_table_u32(table, count, n, out): adds to *out the sum of n words behind each of the pointers in a table
     Kernel {
         name: "sum_table_u32",

@@ -98,6 +98,7 @@ SETS = {
         "probe-events": probes.events,
         "probe-room": probes.room,
         "probe-adapters": probes.adapters,
+        "probe-digest": probes.digests,
     },
     "moving": {
         "move-program": moving.program,
@@ -108,6 +109,7 @@ SETS = {
         "move-training-twice": moving.training_twice,
         "move-rotation-graph": moving.rotation_graph,
         "move-training-graph": moving.training_graph,
+        "move-training-expandable": moving.training_expandable,
         "move-rotation-host": moving.rotation_host,
         "move-training-host": moving.training_host,
         "move-cupy": moving.cupy,
@@ -223,6 +225,8 @@ def arguments():
     parser.add_argument("--output", type=pathlib.Path, default=output, metavar="FOLDER", help=help_output)
     help_seconds = "what has not ended by then is ended, the rest not run [default: 560]"
     parser.add_argument("--seconds", type=float, default=560, metavar="N", help=help_seconds)
+    help_moves = "with which GPUPOOL_MOVE the programs of the set moving run [default: off,auto]"
+    parser.add_argument("--moves", type=lambda text: text.split(","), default=["off", "auto"], metavar="WORDS", help=help_moves)
     parser.add_argument("--release", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -289,6 +293,7 @@ def main():
     print("\n".join(facts), flush=True)
     with open(options.output / "gpu-check.log", "w", encoding="utf-8") as log:
         lab = Lab(options.release.resolve(), options.output.resolve(), log, begin + options.seconds, here)
+        lab.moves = options.moves
         try:
             results = run_all(options.only, lab, table)
         finally:

@@ -78,3 +78,8 @@ def aliases(lab):
 def events(lab):
     """Timing events around launches."""
     return _probe(lab, "probe_events")
+
+
+def digests(lab):
+    """The library's own kernel: translating and loading it, what it takes, and whether it sees every change."""
+    return _probe(lab, "probe_digest", str(building.TESTS.parent / "src" / "cuda" / "digest.ptx"))

@@ -105,6 +105,8 @@ class Lab:
         self.gpupool = release / "gpupool"
         self.folder = tempfile.TemporaryDirectory(prefix="gpu-check-")
         self.machine = machine
+        # With which GPUPOOL_MOVE programs that do not fit run.
+        self.moves = ["off", "auto"]
         # What one check measured and another one reads.
         self.kept = {}
         self._log = log

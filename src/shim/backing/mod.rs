@@ -1,5 +1,6 @@
 //! Where the pool's memory comes from.
 
+pub mod digest;
 pub mod host;
 pub mod level;
 pub mod map;

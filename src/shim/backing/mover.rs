@@ -6,18 +6,20 @@
 //! program is stopped for a move, since making one may wait for a kernel that runs, and last as long as the context. They are never
 //! the default one, by which other work orders itself.
 
+use super::digest::{self, Digester};
 use super::fault;
 use super::vmm::Vmm;
+use crate::watch::capture;
 use crate::watch::context::{self, Gpus};
 use crate::{fence, process};
 use gpupool_cuda::{self as cuda, CuResult, Device, Driver, Physical, Stream};
-use gpupool_pool::{Backend, Fault, Mover, Place, Transfer};
+use gpupool_pool::{Backend, Contents, Fault, Mover, Place, Transfer};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// What [`spent`] answers.
-static SPENT: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+static SPENT: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
 
 /// What the driver was asked for: for the log, which tells how long the program was stopped for what.
 #[derive(Clone, Copy)]
@@ -28,10 +30,12 @@ pub enum Work {
     Map,
     /// Access to what was mapped.
     Grant,
+    /// Looks at what is in memory.
+    Digest,
 }
 
 /// Nanoseconds that each kind of [`Work`] took so far, in this process, in the order of their names there.
-pub fn spent() -> [u64; 4] {
+pub fn spent() -> [u64; 5] {
     SPENT.each_ref().map(|spent| spent.load(Ordering::Relaxed))
 }
 
@@ -94,7 +98,13 @@ struct Ready {
     context: u64,
     handle: cuda::Context,
     lanes: Lanes,
+    /// Where it was tried.
+    digester: Option<Result<Digester, NoDigest>>,
 }
+
+/// Why there is no [`Digester`] in a context: it was refused, and is not asked for again.
+#[derive(Clone, Copy)]
+struct NoDigest;
 
 /// Those that live, and some that ended. Looked at while the program is stopped: whoever holds this makes no call of the driver.
 static READY: Mutex<Vec<Ready>> = Mutex::new(Vec::new());
@@ -122,25 +132,35 @@ impl Mover for Vmm {
     }
 
     fn prepare(&self, owner: u64, gpu: u32) -> Result<(), Fault<CuResult>> {
+        let driver = self.driver();
         // Where hooks are not in effect, handles known from earlier calls may be nobody's by now.
-        if !process::is_preloaded() || ready(owner, gpu).is_some_and(|ready| context::keep(ready.context).is_some()) {
+        if !process::is_preloaded() {
             return Ok(());
         }
-        let driver = self.driver();
+        if let Some(ready) = ready(owner, gpu)
+            && let Some(_lives) = context::keep(ready.context)
+        {
+            if ready.digester.is_none() && digest::is_known(gpu) && !capture::under_way() {
+                let made = within_kept(driver, ready.handle, || Digester::make(driver)).map_err(|_| NoDigest);
+                set_digester(ready.context, made);
+            }
+            return Ok(());
+        }
         let (context, handle) = context_for(owner, gpu).ok_or(Fault::Failed(CuResult::CONTEXT_IS_DESTROYED))?;
         // Another owner's blocks may be copied there already.
-        let known = READY.lock().iter().find(|ready| ready.context == context).map(|ready| ready.lanes);
-        let lanes = match known {
-            Some(lanes) => lanes,
+        let known = READY.lock().iter().find(|ready| ready.context == context).copied();
+        let ready = match known {
+            Some(known) => Ready { owner, gpu, ..known },
             None => {
                 // One that a call may be ending is as good as gone.
                 let _lives = context::keep(context).ok_or(Fault::Failed(CuResult::CONTEXT_IS_DESTROYED))?;
-                within_kept(driver, handle, || Lanes::make(driver)).map_err(fault)?
+                let lanes = within_kept(driver, handle, || Lanes::make(driver)).map_err(fault)?;
+                Ready { owner, gpu, context, handle, lanes, digester: None }
             }
         };
         let mut all = READY.lock();
         all.retain(|ready| (ready.owner, ready.gpu) != (owner, gpu) && context::by_id(ready.context).is_some());
-        all.push(Ready { owner, gpu, context, handle, lanes });
+        all.push(ready);
         Ok(())
     }
 
@@ -165,6 +185,30 @@ impl Mover for Vmm {
         });
         copied.unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED)).map_err(Fault::Failed)
     }
+
+    fn digest(&self, owner: u64, gpu: u32, contents: &mut [Contents]) {
+        let driver = self.driver();
+        timed(Work::Digest, || {
+            let Ready { context, handle, lanes, digester, .. } =
+                ready(owner, gpu).filter(|_| process::is_preloaded())?;
+            let Some(Ok(digester)) = digester else { return None };
+            let _lives = context::keep(context)?;
+            let digest = || {
+                let loaded = digester.loaded(driver, gpu);
+                set_digester(context, loaded.ok_or(NoDigest));
+                if let Some(digester) = loaded {
+                    digester.digest(driver, lanes.inward, contents);
+                }
+                Ok(())
+            };
+            within_kept(driver, handle, digest).ok()
+        });
+    }
+}
+
+/// What is known of digests in a context from now on.
+fn set_digester(context: u64, digester: Result<Digester, NoDigest>) {
+    READY.lock().iter_mut().filter(|ready| ready.context == context).for_each(|ready| ready.digester = Some(digester));
 }
 
 /// Makes a context that the caller keeps alive current for the length of `act`.

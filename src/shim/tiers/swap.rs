@@ -2,7 +2,7 @@
 
 use super::own::{self, Goes};
 use super::{Home, keeps_atomics, now, obstacles, share, stays, timing, totals};
-use crate::backing::{level, mover, residence, terms};
+use crate::backing::{digest, level, mover, residence, terms};
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::serve::memory::labels;
 use crate::serve::memory::places;
@@ -73,6 +73,10 @@ impl Stopped for Quiet<'_> {
         self.past.set(disturbed);
         is_quiet
     }
+
+    fn is_for_a_while(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for Quiet<'_> {
@@ -96,7 +100,9 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     if let Some(reason) = gate::why_not(home.driver).filter(|reason| !reason.is_doubt()) {
         return rest(home, &reason);
     }
-    // The first look at a process with hundreds of libraries takes ten milliseconds and more, and no later one does: no move is worth less for that.
+    digest::learn(home.driver, home.gpu);
+    // The first look at a process with hundreds of libraries takes ten milliseconds and more, as making the kernel does, and no later one does: no move
+    // is worth less for that.
     let begun = now();
     // Another thread may be moving something: this one's swap did not fail, and is asked for again at a later launch.
     let Some(Err(why_not)) = home.alone(|| try_swap(home, swap, why, begun)) else { return };
@@ -578,7 +584,7 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
 /// When a rearrangement got how far, for the log: nanoseconds as [`now`] counts them, and what had been spent by the end of the wait.
 struct Phases {
     begun: u64,
-    spent: Cell<[u64; 4]>,
+    spent: Cell<[u64; 5]>,
     prepared: Cell<u64>,
     waited: Cell<u64>,
 }
@@ -596,11 +602,11 @@ impl Phases {
         }
         let us = |ns: u64| ns / 1000;
         let mut before = self.spent.get().into_iter();
-        let [copy, unmap, map, grant] = mover::spent().map(|now| us(now - before.next().unwrap_or(now)));
+        let [copy, unmap, map, grant, look] = mover::spent().map(|now| us(now - before.next().unwrap_or(now)));
         tracing::trace!(
             target: "gpupool::memory", about = "swaps",
             "GPU {gpu}: prepared in {} µs, waited {} µs, closed for {} µs; {} µs from the wait to the end, {copy} of it copying, {unmap} unmapping, \
-             {map} mapping and {grant} granting",
+             {map} mapping, {grant} granting and {look} looking at what is there",
             us(prepared - self.begun), us(waited - prepared), us(closed), us(now() - waited)
         );
     }

@@ -1,6 +1,6 @@
 //! A backend that keeps every rule of the driver and panics at the first one broken.
 
-use gpupool_pool::{Backend, FRAME, Fault, Mover, Place, Transfer};
+use gpupool_pool::{Backend, Contents, FRAME, Fault, Mover, Place, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -118,7 +118,7 @@ impl Mock {
         let mut inner = self.inner();
         inner.calls += 1;
         inner.log.push((name, bytes));
-        let is_short = matches!(name, "copy" | "map" | "unmap" | "grant");
+        let is_short = matches!(name, "copy" | "digest" | "map" | "unmap" | "grant");
         assert!(is_short || !inner.stopped, "{name} while the program is stopped");
         let number = inner.calls;
         let hits = |fault: &(CallNumber, u64, FaultKind)| (fault.0..fault.0 + fault.1).contains(&number);
@@ -446,5 +446,24 @@ impl Mover for Mock {
             assert_eq!(inner.memories[&handle].bytes, bytes, "new memory is filled whole");
         }
         Ok(())
+    }
+
+    fn digest(&self, owner: u64, gpu: u32, contents: &mut [Contents]) {
+        let Ok(inner) = self.call("digest", contents.iter().map(|contents| contents.bytes).sum()) else { return };
+        assert!(inner.prepared.contains(&(owner, gpu)), "a look makes nothing itself");
+        for Contents { address, bytes, digest } in contents {
+            let of_frame = |at: u64| {
+                let at = *address + at;
+                if inner.frame_at(at).is_some() {
+                    return inner.read(at);
+                }
+                let (alias, (handle, _)) = inner.aliases.range(..=at).next_back().expect("what is looked at is mapped");
+                inner.memories[handle].contents[((at - alias) / FRAME) as usize]
+            };
+            let frames = (0..*bytes).step_by(FRAME as usize).map(of_frame);
+            *digest = Some(frames.fold(7, |sum: u128, frame| {
+                sum.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835).wrapping_add(u128::from(frame))
+            }));
+        }
     }
 }

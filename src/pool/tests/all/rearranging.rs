@@ -32,6 +32,10 @@ impl Stopped for Still<'_> {
         self.quiet = self.quiet.saturating_sub(1);
         is_quiet.then(|| self.mock.inner().all_done()).is_some()
     }
+
+    fn is_for_a_while(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for Still<'_> {
@@ -123,6 +127,80 @@ fn what_goes_out_of_a_full_place_makes_room_for_what_comes_in_with_one_spare_chu
     assert_eq!(["create", "alias", "release", "drop alias"].map(|name| calls(&pool, name)), [0; 4]);
     assert_all(&pool, &blocks);
     assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+/// Bytes that were copied since the log was cleared.
+fn copied(pool: &Pool<Mock>) -> u64 {
+    pool.backend().inner().log.iter().filter(|call| call.0 == "copy").map(|call| call.1).sum()
+}
+
+/// Of two blocks at home and one on the peer, the last comes in for the first and goes again.
+fn there_and_back(pool: &Pool<Mock>, blocks: &[Allocation]) {
+    rearrange(pool, &[whole(&blocks[0], GPU1), whole(&blocks[2], GPU0)]).unwrap();
+    pool.backend().inner().log.clear();
+}
+
+fn two_and_one() -> (Pool<Mock>, Vec<Allocation>) {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 2 * CHUNK), (GPU1, 16 * CHUNK)]);
+    let blocks: Vec<_> = (0..3).map(|_| allocate(&pool, CHUNK).unwrap()).collect();
+    blocks.iter().for_each(|it| fill(&pool, it));
+    (pool, blocks)
+}
+
+#[test]
+fn what_leaves_as_it_came_is_not_copied() {
+    let (pool, blocks) = two_and_one();
+    there_and_back(&pool, &blocks);
+    // The third goes back, and the first comes.
+    let back = [whole(&blocks[2], GPU1), whole(&blocks[0], GPU0)];
+    rearrange(&pool, &back).unwrap();
+    assert_eq!((copied(&pool), places(&pool, &blocks)), (CHUNK, vec![GPU0, GPU0, GPU1]), "one way alone");
+    assert_all(&pool, &blocks);
+    // Again and again, each of them.
+    for _ in 0..3 {
+        there_and_back(&pool, &blocks);
+        rearrange(&pool, &back).unwrap();
+        assert_eq!(copied(&pool), CHUNK);
+        assert_all(&pool, &blocks);
+    }
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
+fn what_leaves_other_than_it_came_is_copied_and_not_looked_at_again_soon() {
+    let (pool, blocks) = two_and_one();
+    there_and_back(&pool, &blocks);
+    let block = blocks[2].block;
+    // One word of its last frame.
+    let last = block.address + block.bytes - FRAME;
+    pool.backend().inner().write(last, 5);
+    let back = [whole(&blocks[2], GPU1), whole(&blocks[0], GPU0)];
+    rearrange(&pool, &back).unwrap();
+    assert_eq!((copied(&pool), pool.backend().inner().read(last)), (2 * CHUNK, 5));
+    fill(&pool, &blocks[2]);
+    assert_all(&pool, &blocks);
+    there_and_back(&pool, &blocks);
+    rearrange(&pool, &back).unwrap();
+    assert_eq!((copied(&pool), calls(&pool, "digest")), (2 * CHUNK, 1), "the first block's alone");
+    // What changes in one phase of a program may last in the next.
+    pool.begin_period();
+    pool.begin_period();
+    there_and_back(&pool, &blocks);
+    rearrange(&pool, &back).unwrap();
+    assert_eq!(copied(&pool), CHUNK);
+    assert_all(&pool, &blocks);
+}
+
+#[test]
+fn what_is_kept_for_its_contents_is_free_memory_to_everybody_else() {
+    let (pool, blocks) = two_and_one();
+    there_and_back(&pool, &blocks);
+    let held = |pool: &Pool<Mock>| pool.usage().places[1].held;
+    assert_eq!((held(&pool), pool.usage().places[1].used), (2 * CHUNK, CHUNK));
+    assert_eq!(pool.trim(Some(GPU1), None, &[0]), CHUNK);
+    assert_eq!(held(&pool), CHUNK);
+    rearrange(&pool, &[whole(&blocks[2], GPU1), whole(&blocks[0], GPU0)]).unwrap();
+    assert_all(&pool, &blocks);
 }
 
 #[test]
@@ -272,7 +350,7 @@ fn no_place_keeps_more_than_a_part_of_what_it_may_hold() {
     rearrange(&pool, &to(GPU1)).unwrap();
     rearrange(&pool, &to(GPU0)).unwrap();
     let stock: Vec<_> = pool.backend().inner().stock();
-    assert_eq!(stock.iter().map(|row| (row.1, row.2)).collect::<Vec<_>>(), [(CHUNK, GPU1); 4], "12 chunks were there");
+    assert_eq!(stock.iter().map(|row| (row.1, row.2)).collect::<Vec<_>>(), [(CHUNK, GPU1); 8], "12 chunks were there");
     assert_all(&pool, &blocks);
     assert_returns_everything(&pool, &now(&pool, &blocks));
 }

@@ -1,0 +1,102 @@
+//! What is in memory of a GPU, as a number: what left for the chunk that it came from, and is the same still, is not copied.
+//!
+//! A GPU reads its own memory ten times as fast as it copies to another one, and a hundred times as fast as to the host. The driver
+//! translates the kernel once for each GPU, before the program is stopped ([`learn`]): a part of the driver is loaded for it,
+//! and a program that is stopped may have the loader's lock. It is loaded into a context when it is wanted first, while the program is
+//! stopped ([`Digester::of`]): loading may wait for all work of a context, and then there is none. Wherever any of this fails, everything is
+//! copied.
+
+use gpupool_cuda::kernel::{self, DIGESTED_AT_ONCE, SUMS};
+use gpupool_cuda::{CuResult, Device, Driver, Function, Stream};
+use gpupool_pool::Contents;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The kernel as each GPU takes it; nothing where the driver could not make it.
+static IMAGES: Mutex<BTreeMap<u32, Option<Arc<[u8]>>>> = Mutex::new(BTreeMap::new());
+
+/// `CU_MEMHOSTALLOC_DEVICEMAP`.
+const DEVICEMAP: u32 = 2;
+/// How many digests are made at once.
+const AT_ONCE: usize = 32;
+
+/// Has the kernel made for a GPU, once. Not while the program is stopped; nothing is done unless the calling thread works on that GPU.
+pub fn learn(driver: &Driver, gpu: u32) {
+    if IMAGES.lock().contains_key(&gpu) || driver.current_device().ok() != Some(Device::of(gpu)) {
+        return;
+    }
+    let _relaxed = driver.relax();
+    let image = driver.translate_digest();
+    if let Err(error) = &image {
+        tracing::debug!(
+            target: "gpupool::memory", about = "moves",
+            "the driver makes no kernel for GPU {gpu} (cuLinkComplete: {error}), so what leaves is copied though it may have stayed the same"
+        );
+    }
+    IMAGES.lock().insert(gpu, image.ok().map(Arc::from));
+}
+
+/// Whether it has been made.
+pub(super) fn is_known(gpu: u32) -> bool {
+    matches!(IMAGES.lock().get(&gpu), Some(Some(_)))
+}
+
+/// What makes digests in a context, with which it ends.
+#[derive(Clone, Copy)]
+pub(super) struct Digester {
+    function: Option<Function>,
+    /// Where the sums are written: pinned memory of the context.
+    sums: *mut u64,
+}
+
+// SAFETY: the memory is used by whoever has stopped the program, one thread at a time.
+unsafe impl Send for Digester {}
+
+impl Digester {
+    /// In the current context. Not while the program is stopped.
+    pub fn make(driver: &Driver) -> Result<Self, CuResult> {
+        let bytes = (AT_ONCE * SUMS * size_of::<u64>()) as u64;
+        let sums = driver.pin(bytes, DEVICEMAP)?;
+        Ok(Self { function: None, sums: sums as *mut u64 })
+    }
+
+    /// With the kernel in the current context, which is its own and one of this GPU's.
+    pub fn loaded(self, driver: &Driver, gpu: u32) -> Option<Self> {
+        if self.function.is_some() {
+            return Some(self);
+        }
+        let image = IMAGES.lock().get(&gpu)?.clone()?;
+        // SAFETY: the image was made for this GPU.
+        let function = unsafe { driver.load_digest(&image) }.ok()?;
+        Some(Self { function: Some(function), ..self })
+    }
+
+    /// Writes down what is there, in the current context, which is its own; nothing where it cannot. The stream is of that context.
+    pub fn digest(self, driver: &Driver, stream: Stream, contents: &mut [Contents]) {
+        let Some(function) = self.function else { return };
+        let _relaxed = driver.relax();
+        for contents in contents.chunks_mut(AT_ONCE) {
+            let is_fit = |of: &Contents| of.address % DIGESTED_AT_ONCE == 0 && of.bytes % DIGESTED_AT_ONCE == 0;
+            let begin = |(index, of): (usize, &Contents)| {
+                // SAFETY: there is room for so many sums of so many digests.
+                let to = unsafe { self.sums.add(index * SUMS) };
+                // SAFETY: function, stream and the pinned memory are of this context, which is current and kept by the caller. What is looked at is
+                // mapped for its GPU, by the program's addresses or by second ones that the pool made, and nobody unmaps it before the
+                // stream was waited for below.
+                is_fit(of) && unsafe { driver.digest(function, stream, of.address, of.bytes, to) }.ok().is_ok()
+            };
+            let are_begun = contents.iter().enumerate().all(begin);
+            // SAFETY: the stream lives as long as its context, which is current and kept by the caller.
+            let are_over = unsafe { driver.synchronize_stream(stream) }.ok().is_ok();
+            if !are_begun || !are_over {
+                return;
+            }
+            for (index, of) in contents.iter_mut().enumerate() {
+                // SAFETY: the kernels that wrote these are over, as was just waited for; volatile, since it was not this program that wrote them.
+                let sum = |at: usize| unsafe { self.sums.add(index * SUMS + at).read_volatile() };
+                of.digest = Some(kernel::digest_of((0..SUMS).map(sum)));
+            }
+        }
+    }
+}
