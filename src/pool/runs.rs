@@ -326,7 +326,9 @@ impl Runs {
         let slot = self.tags[start as usize];
         let mut run = self.slots[slot as usize];
         debug_assert!(run.start == start && !run.is_free());
-        let mut freed = freed;
+        // What comes back late may have been waited for by now; filed as borrowed, it would be counted among no sizes, and whoever takes what
+        // its thread keeps would cut a larger row.
+        let mut freed = if freed.is_own(place) { freed } else { freed.settled(&self.clock) };
         // The neighbour that became part of it last, which is filed until what came of it is filed in its stead.
         let mut filed = None;
         // More than one: a neighbour that was apart from its own until now no longer is.

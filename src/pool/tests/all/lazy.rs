@@ -96,6 +96,21 @@ fn free_memory_of_another_size_that_nobody_is_at_work_on_is_taken_before_memory_
     assert_returns_everything(&pool, &[between, block]);
 }
 
+/// Of small blocks, which one thread keeps at hand: a larger row of its own that is quiet is cut rather than the best fit waited for. There is
+/// no room for more, and a wait would never end.
+#[test]
+fn a_larger_row_that_the_same_thread_keeps_is_taken_before_the_gpu_is_waited_for() {
+    let pool = roomy(14 * MIB);
+    let [quiet, between, busy] = [8, 2, 4].map(|mib| allocate(&pool, mib * MIB).unwrap());
+    pool.free(quiet.block.address, Free::Strict).unwrap();
+    free_lazily(&pool, &busy);
+    pool.backend().inner().held.insert(0);
+    let block = allocate(&pool, 4 * MIB).unwrap();
+    assert_eq!(block.block.address, quiet.block.address);
+    pool.backend().inner().held.clear();
+    assert_returns_everything(&pool, &[between, block]);
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Allocate { frames: u64 },

@@ -553,7 +553,8 @@ impl Model {
             && let Some(gone) = victim
         {
             self.live.retain(|allocation| allocation.block != gone.block);
-            if !stops {
+            // Otherwise the move has proven that nobody is at work on it.
+            if !stops || quiet == 0 {
                 self.note_borrowed(&gone, gone.block.home);
             }
             self.ends(&gone.block);
@@ -1180,4 +1181,59 @@ fn what_others_have_open_is_not_freed_with_what_its_borrower_is_not_done_with() 
         Op::Free { pick: 16978272256689860173, when: Free::Strict },
     ];
     check(Policy::MostFree, Lenders::All, &ops);
+}
+
+/// A block ends while a move prepares that takes a part of it to another GPU, and its own GPU is proven idle by the move: that part serves
+/// the next block of the GPU that it came to, rather than a larger row that the thread keeps.
+#[test]
+fn what_a_move_proves_quiet_is_known_to_be_free() {
+    let allocate = |bytes, home, owner| Op::Allocate { bytes, home, owner, soft: false, repacks: false };
+    let strictly = |pick| Op::Free { pick, when: Free::Strict };
+    let rearrange = |wish, stops, quiet, victim| Op::Rearrange {
+        wishes: vec![wish],
+        stops,
+        quiet,
+        meanwhile: Meanwhile::Free(victim),
+    };
+    let ops = vec![
+        allocate(56623105, 1, 1),
+        Op::Move { pick: 0, from: 4194305, bytes: u64::MAX, place: GPU0 },
+        allocate(10485760, 0, 0),
+        allocate(2097152, 1, 0),
+        allocate(352321537, 0, 0),
+        Op::FreeOwner { owner: 1 },
+        strictly(13833317334054897132),
+        allocate(2097152, 0, 0),
+        rearrange((3941835777039366084, 0, 25165824, GPU1), false, 0, 235283742583013668),
+        Op::FreeAfter { pick: 1184253491907479321, gpu: 0 },
+        allocate(14680065, 1, 0),
+        strictly(0),
+        strictly(0),
+        allocate(2097152, 0, 0),
+        allocate(10485760, 0, 0),
+        strictly(1395026693189800622),
+        rearrange((0, 6291457, u64::MAX, GPU1), true, 1, 0),
+        allocate(4194304, 1, 0),
+        strictly(0),
+        allocate(2097152, 1, 0),
+    ];
+    check(Policy::LocalFirst, Lenders::All, &ops);
+}
+
+/// The same where the move comes to nothing because the program is not quiet: a wait for the block's GPU is heard of only when the pool looks
+/// at all of its memory, and until then the best fit may be missed.
+#[test]
+fn what_a_move_could_not_prove_quiet_may_be_known_late() {
+    let allocate = |bytes, home| Op::Allocate { bytes, home, owner: 0, soft: false, repacks: false };
+    let ops = vec![
+        allocate(2 * MIB, 1),
+        Op::Move { pick: 0, from: 0, bytes: u64::MAX, place: GPU0 },
+        allocate(2 * MIB, 1),
+        allocate(4 * MIB, 0),
+        Op::Rearrange { wishes: vec![(0, 0, u64::MAX, GPU1)], stops: true, quiet: 0, meanwhile: Meanwhile::Free(0) },
+        Op::Free { pick: 1, when: Free::Strict },
+        Op::Free { pick: 0, when: Free::Strict },
+        allocate(2 * MIB, 0),
+    ];
+    check(Policy::LocalFirst, Lenders::All, &ops);
 }
