@@ -972,7 +972,9 @@ impl Model {
     fn is_best_unjoined(&self, address: u64, size: u64, home: Place, rows: &[(u64, u64, Place)]) -> bool {
         let at_home = || rows.iter().filter(|row| row.2 == home);
         let Some(around) = at_home().find(|row| (row.0..row.0 + row.1).contains(&address)) else { return false };
-        let begins = address == around.0 || self.borders.contains(&address);
+        // A move that comes to nothing gives what is free on the chunks it had taken back by itself; what lies beside it may be known to be quiet then.
+        let is_chunk = || self.pool.backend().inner().mapped().any(|mapping| mapping.0 == address);
+        let begins = address == around.0 || self.borders.contains(&address) || is_chunk();
         // The row that was cut ends at a border, at this one at the earliest.
         let end = self.borders.range(address + size..).next().map_or(u64::MAX, |&end| end).min(around.0 + around.1);
         let is_whole = |row: &&(u64, u64, Place)| {
@@ -1220,7 +1222,35 @@ fn what_a_move_proves_quiet_is_known_to_be_free() {
     check(Policy::LocalFirst, Lenders::All, &ops);
 }
 
-/// The same where the move comes to nothing because the program is not quiet: a wait for the block's GPU is heard of only when the pool looks
+/// A move that is given up takes a part out of a row that is partly quiet, and gives it back: the quiet part begins at a chunk then.
+#[test]
+fn what_a_move_gives_back_leaves_the_rest_of_a_row_quiet() {
+    let allocate = |bytes| Op::Allocate { bytes, home: 0, owner: 0, soft: false, repacks: false };
+    let strictly = |pick| Op::Free { pick, when: Free::Strict };
+    let ops = vec![
+        allocate(2097152),
+        allocate(2097152),
+        strictly(0),
+        Op::FreeAfter { pick: 0, gpu: 0 },
+        allocate(2097152),
+        strictly(0),
+        allocate(104857601),
+        allocate(494927873),
+        allocate(2097152),
+        Op::FreeAfter { pick: 4054320068505899978, gpu: 0 },
+        strictly(0),
+        allocate(2097152),
+        allocate(2097152),
+        strictly(0),
+        allocate(4194304),
+        Op::Free { pick: 93867590013845287, when: Free::Lazy },
+        Op::Rearrange { wishes: vec![(0, 0, u64::MAX, GPU1)], stops: false, quiet: 0, meanwhile: Meanwhile::Nothing },
+        allocate(4194304),
+    ];
+    check(Policy::LocalFirst, Lenders::All, &ops);
+}
+
+/// A move that comes to nothing because the program is not quiet proves nothing: a wait for the block's GPU is heard of only when the pool looks
 /// at all of its memory, and until then the best fit may be missed.
 #[test]
 fn what_a_move_could_not_prove_quiet_may_be_known_late() {
