@@ -19,7 +19,7 @@ use crate::ordered::{Ordered, Position};
 use crate::place::PlaceId;
 use crate::place_map::PlaceMap;
 use crate::starts::Starts;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{Apart, AtomicU64, Ordering};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -174,7 +174,7 @@ pub(crate) struct Runs {
 
 /// Which sizes of free runs there are at each place, for a look without the pool's lock. Written under it.
 #[derive(Debug)]
-pub(crate) struct Sizes(Box<[AtomicU64]>);
+pub(crate) struct Sizes(Box<[Apart<AtomicU64>]>);
 
 /// The index of a size in a set of sizes: itself, or 63 for all from 63 frames on.
 pub(crate) fn bucket(frames: u32) -> u32 {
@@ -184,7 +184,7 @@ pub(crate) fn bucket(frames: u32) -> u32 {
 impl Sizes {
     /// A bit for each [`bucket`].
     pub fn at(&self, place: PlaceId) -> u64 {
-        self.0[place.index()].load(Ordering::Acquire)
+        self.0[place.index()].0.load(Ordering::Acquire)
     }
 }
 
@@ -201,7 +201,7 @@ impl Runs {
             starts: Starts::default(),
             free: vec![Ordered::default(); count],
             counts: vec![[0; 64]; count],
-            sizes: Arc::new(Sizes((0..count).map(|_| AtomicU64::new(0)).collect())),
+            sizes: Arc::new(Sizes((0..count).map(|_| Apart(AtomicU64::new(0))).collect())),
             seams: BTreeSet::new(),
             borrowed: BTreeSet::new(),
             clock,
@@ -564,7 +564,7 @@ impl Runs {
         let before = std::mem::replace(count, change(*count));
         // A line that all threads read is written only when the set changes.
         if (before == 0) != (*count == 0) {
-            let sizes = &self.sizes.0[place.index()];
+            let sizes = &self.sizes.0[place.index()].0;
             sizes.store(sizes.load(Ordering::Relaxed) ^ 1 << bucket, Ordering::Release);
         }
     }
