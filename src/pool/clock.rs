@@ -1,6 +1,6 @@
 //! Which freed memory which GPU is done with.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{Apart, AtomicU64, Ordering};
 
 /// Counts frees that did not wait, and remembers for each GPU up to which of them a later wait for it has covered.
 ///
@@ -13,18 +13,14 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Clock {
     latest: AtomicU64,
-    quiesced: Box<[Line]>,
+    /// Threads that wait for different GPUs do not meet here.
+    quiesced: Box<[Apart<AtomicU64>]>,
 }
-
-/// Two lines, because processors fetch them in pairs: threads that wait for different GPUs do not meet here.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Line(AtomicU64);
 
 impl Clock {
     /// A clock for so many GPUs (or whatever else is waited for one by one).
     pub fn new(gpus: usize) -> Self {
-        let quiesced = (0..gpus).map(|_| Line(AtomicU64::new(0))).collect();
+        let quiesced = (0..gpus).map(|_| Apart(AtomicU64::new(0))).collect();
         Self { latest: AtomicU64::new(0), quiesced }
     }
 

@@ -34,7 +34,7 @@ use crate::place_map::PlaceMap;
 use crate::registry::KEPT_BLOCK;
 use crate::runs::Sizes;
 use crate::state::State;
-use crate::sync::{self, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::{self, Apart, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::{Config, Place, PlaceSpec, Policy};
 use std::sync::Arc;
 
@@ -76,10 +76,11 @@ pub(crate) struct Front {
     keeps: bool,
     /// Whether blocks at a place may be kept and taken, by place: not while the account there has to see every block, and
     /// never on the host, where no request is at home.
-    open: Box<[AtomicBool]>,
+    open: Box<[Apart<AtomicBool>]>,
     /// Where memory lies.
     places: Arc<PlaceMap>,
-    next_ids: AtomicU64,
+    /// Each thread writes it now and then, and every allocation reads what is beside it.
+    next_ids: Apart<AtomicU64>,
 }
 
 /// What became of the memory of a freed block.
@@ -124,14 +125,14 @@ impl Front {
     pub fn new(config: &Config, sizes: Arc<Sizes>, places: Arc<PlaceMap>) -> Self {
         // The other policies choose a place for every block anew; what was freed last says nothing about it.
         let keeps = config.policy == Policy::LocalFirst;
-        let open = |spec: &PlaceSpec| AtomicBool::new(keeps && matches!(spec.place, Place::Gpu(_)));
+        let open = |spec: &PlaceSpec| Apart(AtomicBool::new(keeps && matches!(spec.place, Place::Gpu(_))));
         Self {
             shards: (0..SHARDS).map(|_| Shard::new(config.accounts.specs().len())).collect(),
             sizes,
             keeps,
             open: config.accounts.specs().iter().map(open).collect(),
             places,
-            next_ids: AtomicU64::new(1),
+            next_ids: Apart(AtomicU64::new(1)),
         }
     }
 
@@ -157,7 +158,7 @@ impl Front {
     /// Opens or closes the shards for a home GPU. Called under the pool's lock.
     pub fn set_open(&self, place: PlaceId, open: bool) {
         let open = open && self.keeps;
-        let gate = &self.open[place.index()];
+        let gate = &self.open[place.index()].0;
         // A line that everybody reads is written only when it changes.
         if gate.load(Ordering::Relaxed) != open {
             gate.store(open, Ordering::Release);
@@ -166,7 +167,7 @@ impl Front {
 
     /// Whether blocks of a home GPU may be kept, or served without a look at its account.
     pub fn is_open(&self, place: PlaceId) -> bool {
-        self.open[place.index()].load(Ordering::Acquire)
+        self.open[place.index()].0.load(Ordering::Acquire)
     }
 
     /// Whether a block of that shape may be kept, or taken from what is.
@@ -183,7 +184,7 @@ impl Front {
     /// The next of some numbers, `(next, end)`, which are taken anew where there are none left.
     pub fn draw_id(&self, ids: &mut (u64, u64)) -> u64 {
         if ids.0 == ids.1 {
-            let first = self.next_ids.fetch_add(IDS, Ordering::Relaxed);
+            let first = self.next_ids.0.fetch_add(IDS, Ordering::Relaxed);
             *ids = (first, first + IDS);
         }
         ids.0 += 1;

@@ -11,7 +11,7 @@ use crate::registry::{KEPT_BLOCK, Record, Registry};
 use crate::runs::{Kind, Run};
 use crate::slabs::Slabs;
 use crate::state::{Route, State, Taken, bytes_of};
-use crate::sync::{self, Mutex, MutexGuard};
+use crate::sync::{self, Apart, Mutex, MutexGuard};
 use crate::{
     Accounts, Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage,
 };
@@ -49,7 +49,8 @@ pub struct Pool<B: Backend> {
     pub(crate) slabs: Slabs,
     /// The state's clock, which is read without the lock.
     pub(crate) clock: Arc<Clock>,
-    state: Mutex<State<B::Handle>>,
+    /// Whoever takes its lock does not slow down those who read what is beside it.
+    state: Apart<Mutex<State<B::Handle>>>,
 }
 
 impl<B: Backend> Pool<B> {
@@ -70,7 +71,7 @@ impl<B: Backend> Pool<B> {
             front: Front::new(&config, Arc::clone(state.runs.sizes()), Arc::clone(state.chunks.places())),
             slabs: Slabs::new(config.bytes / FRAME, config.accounts.specs().len()),
             clock: Arc::clone(&state.clock),
-            state: Mutex::new(state),
+            state: Apart(Mutex::new(state)),
         }
     }
 
@@ -271,20 +272,22 @@ impl<B: Backend> Pool<B> {
             let freed = state.freed_now(Some(route.home));
             state.take_back(start, frames, freed);
         };
-        if busy && (self.front.has_quiet(shard, route.home, frames) || self.lock().has_other(attempt, frames)) {
+        if busy {
+            // Mostly it is done. To see first whether there is other memory would save a question before some waits, and have all threads meet at
+            // the pool's lock in each pair.
             self.look_for(shard, route.home);
             busy = self.front.is_busy(&popped, route.home);
-            if busy {
-                let mut state = self.lock();
-                let instead = state.take_quiet(route.home, frames);
-                put_back(&mut state);
-                let Some(instead) = instead else {
-                    attempt.fresh = Fresh::Wanted;
-                    return Ok(None);
-                };
-                let allocation = self.award(&mut state, &instead, attempt, true, 0);
-                return Ok(Some(Served::Block(allocation)));
-            }
+        }
+        if busy && (self.front.has_quiet(shard, route.home, frames) || self.lock().has_other(attempt, frames)) {
+            let mut state = self.lock();
+            let instead = state.take_quiet(route.home, frames);
+            put_back(&mut state);
+            let Some(instead) = instead else {
+                attempt.fresh = Fresh::Wanted;
+                return Ok(None);
+            };
+            let allocation = self.award(&mut state, &instead, attempt, true, 0);
+            return Ok(Some(Served::Block(allocation)));
         }
         if busy && let Err(fault) = self.quiesce(shard, &[route.home]) {
             let mut state = self.lock();
@@ -710,14 +713,14 @@ impl<B: Backend> Pool<B> {
         // The model checker would try every number of looks.
         let pauses: &[u32] = if cfg!(loom) { &[] } else { &PAUSES };
         for &pause in pauses {
-            if let Some(state) = self.state.try_lock() {
+            if let Some(state) = self.state.0.try_lock() {
                 return state;
             }
             for _ in 0..pause {
                 std::hint::spin_loop();
             }
         }
-        self.state.lock()
+        self.state.0.lock()
     }
 
     /// Waits for the owner of a block. Where nobody else is on its GPU, all memory freed there before is quiet then.

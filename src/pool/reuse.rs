@@ -60,8 +60,17 @@ impl<H: Copy> State<H> {
         if !self.may_reuse(place, bytes_of(frames)) {
             return None;
         }
-        let (start, freed) = self.runs.take_fit(place, frames, waits_for)?;
-        Some(self.taken(start, frames, place, freed))
+        let (start, freed, quiet) = self.runs.take_fit(place, frames, waits_for)?;
+        let mut taken = self.taken(start, frames, place, freed);
+        // Put back, it is known of each part how it was freed.
+        if taken.busy && quiet.frames() > 0 {
+            let mut parts =
+                vec![(quiet.start, freed), (quiet.end, Freed { gpu: None, ..freed }), (start + frames, freed)];
+            let mut at = start;
+            parts.retain(|part| std::mem::replace(&mut at, part.0) < part.0);
+            taken.from = From::Several(parts);
+        }
+        Some(taken)
     }
 
     fn take_at(&mut self, start: u32, frames: u32, place: PlaceId) -> Option<Taken> {

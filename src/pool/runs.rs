@@ -9,13 +9,17 @@
 //! them ([`Freed::gpu`]): joined, that GPU would have to be waited for before anybody could use either, and a small block
 //! that it had borrowed would keep the whole free memory of its neighbour. They are joined once it is known to be done
 //! ([`Runs::settle`]).
+//!
+//! Where its own GPU may be at work on one of them they are joined at once, so that the best fit is one among joined neighbours, and the run
+//! remembers its longest part that nobody is at work on. Apart, each lazy free would cut the free memory in pieces until the next
+//! wait, and all parts of a run would be a list that grows with it; the longest is what saves a large block its wait.
 
 use crate::clock::Clock;
 use crate::ordered::{Ordered, Position};
 use crate::place::PlaceId;
 use crate::place_map::PlaceMap;
 use crate::starts::Starts;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{Apart, AtomicU64, Ordering};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -75,6 +79,38 @@ pub(crate) struct Run {
     pub start: u32,
     pub frames: u32,
     pub kind: Kind,
+    /// A part known to be quiet where a GPU may be at work on the rest: the longest of what was joined with blocks freed lazily beside it.
+    quiet: Part,
+}
+
+/// Frames in a run, from the first up to the second; none where both are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub start: u32,
+    pub end: u32,
+}
+
+impl Part {
+    pub fn frames(self) -> u32 {
+        self.end - self.start
+    }
+
+    /// What of it lies between these frames.
+    pub fn within(self, start: u32, end: u32) -> Self {
+        let part = Self { start: self.start.max(start), end: self.end.min(end) };
+        if part.start < part.end { part } else { Self::default() }
+    }
+
+    /// One part where this one ends at the next, else the longer.
+    fn joined(self, next: Self) -> Self {
+        match (self.frames(), next.frames()) {
+            (_, 0) => self,
+            (0, _) => next,
+            _ if self.end == next.start => Self { start: self.start, end: next.end },
+            (left, right) if left < right => next,
+            _ => self,
+        }
+    }
 }
 
 impl Run {
@@ -82,8 +118,28 @@ impl Run {
         self.start + self.frames
     }
 
+    fn new(start: u32, frames: u32, kind: Kind) -> Self {
+        Self { start, frames, kind, quiet: Part::default() }
+    }
+
     fn is_free(&self) -> bool {
         self.kind != Kind::Out
+    }
+
+    /// The longest part that nobody is at work on, where this is known of the whole.
+    fn quiet_part(&self, settled: Freed) -> Part {
+        if settled.gpu.is_none() { Part { start: self.start, end: self.end() } } else { self.quiet }
+    }
+
+    /// How these frames of it were freed: with no GPU in it where all of them are in the quiet part.
+    fn freed(&self, start: u32, end: u32) -> Option<Freed> {
+        match self.kind {
+            Kind::Free(freed) if self.quiet.start <= start && end <= self.quiet.end => {
+                Some(Freed { gpu: None, ..freed })
+            }
+            Kind::Free(freed) => Some(freed),
+            Kind::Out => None,
+        }
     }
 }
 
@@ -118,7 +174,7 @@ pub(crate) struct Runs {
 
 /// Which sizes of free runs there are at each place, for a look without the pool's lock. Written under it.
 #[derive(Debug)]
-pub(crate) struct Sizes(Box<[AtomicU64]>);
+pub(crate) struct Sizes(Box<[Apart<AtomicU64>]>);
 
 /// The index of a size in a set of sizes: itself, or 63 for all from 63 frames on.
 pub(crate) fn bucket(frames: u32) -> u32 {
@@ -128,7 +184,7 @@ pub(crate) fn bucket(frames: u32) -> u32 {
 impl Sizes {
     /// A bit for each [`bucket`].
     pub fn at(&self, place: PlaceId) -> u64 {
-        self.0[place.index()].load(Ordering::Acquire)
+        self.0[place.index()].0.load(Ordering::Acquire)
     }
 }
 
@@ -145,7 +201,7 @@ impl Runs {
             starts: Starts::default(),
             free: vec![Ordered::default(); count],
             counts: vec![[0; 64]; count],
-            sizes: Arc::new(Sizes((0..count).map(|_| AtomicU64::new(0)).collect())),
+            sizes: Arc::new(Sizes((0..count).map(|_| Apart(AtomicU64::new(0))).collect())),
             seams: BTreeSet::new(),
             borrowed: BTreeSet::new(),
             clock,
@@ -191,24 +247,33 @@ impl Runs {
     /// The best fit at `place` for `frames`: the smallest free run that is big enough, the lowest of equals, among those that are of use to
     /// who can wait for this GPU. Its entry, and where that is.
     fn best_fit(&self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<(Position, u64)> {
-        let is_usable = |run: &Run| matches!(run.kind, Kind::Free(freed) if freed.is_usable(&self.clock, waits_for));
+        let is_usable = |run: &Run| match run.kind {
+            Kind::Free(freed) => freed.is_usable(&self.clock, waits_for) || run.quiet.frames() >= frames,
+            Kind::Out => false,
+        };
         let is_wanted = |entry: u64| self.starting_at(entry as u32).is_some_and(is_usable);
         self.free[place.index()].find(key(frames, 0), is_wanted)
     }
 
-    /// Takes the first frames of the best fit out of the free memory; its first frame, and how it was freed. As [`Runs::take`] does, with
-    /// one look for each thing: a pair of large blocks is mostly this and [`Runs::release`].
-    pub fn take_fit(&mut self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<(u32, Freed)> {
+    /// Takes the first frames of the best fit out of the free memory, or the first of its part that nobody is at work on where that has as
+    /// many; the first frame, how they were freed, and which of them are quiet though others are not. As [`Runs::take`] does, with one look
+    /// for each thing: a pair of large blocks is mostly this and [`Runs::release`].
+    pub fn take_fit(&mut self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<(u32, Freed, Part)> {
         let (position, entry) = self.best_fit(place, frames, waits_for)?;
         let start = entry as u32;
         let slot = self.tags[start as usize];
         let run = self.slots[slot as usize];
         let Kind::Free(freed) = run.kind else { return None };
+        if run.quiet.frames() >= frames && !freed.is_quiet(&self.clock) {
+            let start = run.quiet.start;
+            return self.take(start, start + frames).map(|freed| (start, freed, Part::default()));
+        }
+        let quiet = run.quiet.within(start, start + frames);
         let rest = Run { start: start + frames, frames: run.frames - frames, ..run };
         if rest.frames == 0 {
             self.unlink(&run);
             self.slots[slot as usize].kind = Kind::Out;
-            return Some((start, freed));
+            return Some((start, freed, quiet));
         }
         self.free[place.index()].replace_at(position, entry, key(rest.frames, rest.start));
         self.recount(place, Some(&run), Some(&rest));
@@ -218,14 +283,18 @@ impl Runs {
         self.put(slot, rest);
         self.starts.insert(rest.start);
         let taken = self.new_slot();
-        self.put(taken, Run { start, frames, kind: Kind::Out });
-        Some((start, freed))
+        self.put(taken, Run::new(start, frames, Kind::Out));
+        Some((start, freed, quiet))
     }
 
     /// The smallest of a few free runs at `place` that has so many frames and nobody is at work on.
     pub fn quiet_fit(&self, place: PlaceId, frames: u32) -> Option<u32> {
-        let is_quiet = |run: &&Run| matches!(run.kind, Kind::Free(freed) if freed.is_quiet(&self.clock));
-        self.free_from(place, frames).take(LOOKS).find(is_quiet).map(|run| run.start)
+        let part = |run: &Run| match run.kind {
+            Kind::Free(freed) => run.quiet_part(freed.settled(&self.clock)),
+            Kind::Out => Part::default(),
+        };
+        let mut parts = self.free_from(place, frames).take(LOOKS).map(part);
+        parts.find(|part| part.frames() >= frames).map(|part| part.start)
     }
 
     /// Free runs at `place` of at least so many frames, smallest first.
@@ -254,9 +323,7 @@ impl Runs {
     /// left and right of it stays free. Returns how the run was freed, or `None` when there is no such free run.
     pub fn take(&mut self, start: u32, end: u32) -> Option<Freed> {
         let run = *self.around(start)?;
-        let Kind::Free(freed) = run.kind else {
-            return None;
-        };
+        let freed = run.freed(start, end)?;
         if end > run.end() {
             return None;
         }
@@ -267,7 +334,7 @@ impl Runs {
             slot = self.new_slot();
             self.starts.insert(start);
         }
-        self.put(slot, Run { start, frames: end - start, kind: Kind::Out });
+        self.put(slot, Run::new(start, end - start, Kind::Out));
         if end < run.end() {
             let right = self.new_slot();
             self.starts.insert(end);
@@ -300,7 +367,7 @@ impl Runs {
             self.tags.resize(end, NONE);
         }
         let slot = self.new_slot();
-        self.put(slot, Run { start, frames, kind });
+        self.put(slot, Run::new(start, frames, kind));
         self.starts.insert(start);
     }
 
@@ -326,14 +393,18 @@ impl Runs {
         let slot = self.tags[start as usize];
         let mut run = self.slots[slot as usize];
         debug_assert!(run.start == start && !run.is_free());
-        let mut freed = freed;
+        // What comes back late may have been waited for by now; filed as borrowed, it would be counted among no sizes, and whoever takes what
+        // its thread keeps would cut a larger row.
+        let mut freed = if freed.is_own(place) { freed } else { freed.settled(&self.clock) };
+        let mut quiet = if freed.is_quiet(&self.clock) { Part { start, end: run.end() } } else { Part::default() };
         // The neighbour that became part of it last, which is filed until what came of it is filed in its stead.
         let mut filed = None;
         // More than one: a neighbour that was apart from its own until now no longer is.
         let is_left_free = loop {
             let Some(left) = self.ending_at(run.start).copied() else { break false };
-            let Some(both) = self.joined(freed, &left, place) else { break left.is_free() };
+            let Some((both, theirs)) = self.joined(freed, &left, place) else { break left.is_free() };
             freed = both;
+            quiet = theirs.joined(quiet);
             self.starts.remove(run.start);
             self.absorb(left, place, &mut filed);
             run.start = left.start;
@@ -341,13 +412,16 @@ impl Runs {
         };
         let is_right_free = loop {
             let Some(right) = self.starting_at(run.end()).copied() else { break false };
-            let Some(both) = self.joined(freed, &right, place) else { break right.is_free() };
+            let Some((both, theirs)) = self.joined(freed, &right, place) else { break right.is_free() };
             freed = both;
+            quiet = quiet.joined(theirs);
             self.starts.remove(right.start);
             self.absorb(right, place, &mut filed);
             run.frames += right.frames;
         };
         run.kind = Kind::Free(freed);
+        // Where the whole is, it says so itself.
+        run.quiet = if freed.gpu.is_none() { Part::default() } else { quiet };
         self.put(slot, run);
         self.refile(place, filed, Some(run));
         if is_left_free {
@@ -369,11 +443,12 @@ impl Runs {
         self.vacate(self.tags[neighbour.start as usize]);
     }
 
-    /// What holds for memory freed at `place` and a neighbour as one run; `None` if they must not become one.
-    fn joined(&self, freed: Freed, neighbour: &Run, place: PlaceId) -> Option<Freed> {
+    /// What holds for memory freed at `place` and a neighbour as one run, and the neighbour's quiet part; `None` if they must not become one.
+    fn joined(&self, freed: Freed, neighbour: &Run, place: PlaceId) -> Option<(Freed, Part)> {
         match neighbour.kind {
             Kind::Free(theirs) if self.places.at(neighbour.start) == Some(place) => {
-                freed.joined(theirs.settled(&self.clock), place)
+                let theirs = theirs.settled(&self.clock);
+                Some((freed.joined(theirs, place)?, neighbour.quiet_part(theirs)))
             }
             _ => None,
         }
@@ -489,26 +564,30 @@ impl Runs {
         let before = std::mem::replace(count, change(*count));
         // A line that all threads read is written only when the set changes.
         if (before == 0) != (*count == 0) {
-            let sizes = &self.sizes.0[place.index()];
+            let sizes = &self.sizes.0[place.index()].0;
             sizes.store(sizes.load(Ordering::Relaxed) ^ 1 << bucket, Ordering::Release);
         }
     }
 
     fn put(&mut self, slot: u32, run: Run) {
         self.slots[slot as usize] = run;
+        // What was taken out of it is no part of it any more. Mostly there is none.
+        if run.quiet.end != 0 {
+            self.slots[slot as usize].quiet = run.quiet.within(run.start, run.end());
+        }
         self.tags[run.start as usize] = slot;
         self.tags[run.end() as usize - 1] = slot;
     }
 
     fn new_slot(&mut self) -> u32 {
         self.vacant.pop().unwrap_or_else(|| {
-            self.slots.push(Run { start: 0, frames: 0, kind: Kind::Out });
+            self.slots.push(Run::new(0, 0, Kind::Out));
             self.slots.len() as u32 - 1
         })
     }
 
     fn vacate(&mut self, slot: u32) {
-        self.slots[slot as usize] = Run { start: 0, frames: 0, kind: Kind::Out };
+        self.slots[slot as usize] = Run::new(0, 0, Kind::Out);
         self.vacant.push(slot);
     }
 

@@ -18,6 +18,11 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsiz
 #[cfg(loom)]
 pub(crate) use loom::thread::yield_now;
 
+/// What some threads write, apart from what others read all the time: on two lines of its own, because processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Apart<T>(pub T);
+
 #[cfg(not(loom))]
 static SEATED: AtomicUsize = AtomicUsize::new(0);
 #[cfg(not(loom))]

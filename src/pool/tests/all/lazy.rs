@@ -96,6 +96,49 @@ fn free_memory_of_another_size_that_nobody_is_at_work_on_is_taken_before_memory_
     assert_returns_everything(&pool, &[between, block]);
 }
 
+/// Of small blocks, which one thread keeps at hand: a larger row of its own that is quiet is cut rather than the best fit waited for. There is
+/// no room for more, and a wait would never end.
+#[test]
+fn a_larger_row_that_the_same_thread_keeps_is_taken_before_the_gpu_is_waited_for() {
+    let pool = roomy(14 * MIB);
+    let [quiet, between, busy] = [8, 2, 4].map(|mib| allocate(&pool, mib * MIB).unwrap());
+    pool.free(quiet.block.address, Free::Strict).unwrap();
+    free_lazily(&pool, &busy);
+    pool.backend().inner().held.insert(0);
+    let block = allocate(&pool, 4 * MIB).unwrap();
+    assert_eq!(block.block.address, quiet.block.address);
+    pool.backend().inner().held.clear();
+    assert_returns_everything(&pool, &[between, block]);
+}
+
+/// Memory that nobody is at work on stays known as such when what is freed lazily beside it becomes one with it, on either side, and when a
+/// block that does not fit into it was looked for in vain. There is no room for more, and a wait would never end.
+#[test]
+fn what_is_quiet_is_known_beside_what_is_freed_lazily() {
+    for quiet in [0, 1, 2] {
+        let pool = roomy(240 * MIB);
+        let blocks = [(); 3].map(|()| allocate(&pool, 80 * MIB).unwrap());
+        pool.free(blocks[quiet].block.address, Free::Strict).unwrap();
+        let busy = blocks.iter().enumerate().filter(|it| it.0 != quiet);
+        busy.for_each(|(_, block)| free_lazily(&pool, block));
+        let mut inner = pool.backend().inner();
+        inner.held.insert(0);
+        // Whoever cannot be served without a wait is refused.
+        inner.capturing = true;
+        drop(inner);
+        assert!(allocate(&pool, 100 * MIB).is_err());
+        pool.backend().inner().capturing = false;
+        let before = waits(&pool);
+        let parts = [50, 30].map(|mib| allocate(&pool, mib * MIB).unwrap());
+        let from = blocks[quiet].block.address;
+        assert_eq!(parts.map(|part| part.block.address), [from, from + 50 * MIB], "block {quiet} was quiet");
+        assert_eq!(waits(&pool), before);
+        parts.iter().for_each(|part| assert_block(&pool, part));
+        pool.backend().inner().held.clear();
+        assert_returns_everything(&pool, &parts);
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Allocate { frames: u64 },

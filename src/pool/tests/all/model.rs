@@ -553,7 +553,8 @@ impl Model {
             && let Some(gone) = victim
         {
             self.live.retain(|allocation| allocation.block != gone.block);
-            if !stops {
+            // Otherwise the move has proven that nobody is at work on it.
+            if !stops || quiet == 0 {
                 self.note_borrowed(&gone, gone.block.home);
             }
             self.ends(&gone.block);
@@ -971,7 +972,9 @@ impl Model {
     fn is_best_unjoined(&self, address: u64, size: u64, home: Place, rows: &[(u64, u64, Place)]) -> bool {
         let at_home = || rows.iter().filter(|row| row.2 == home);
         let Some(around) = at_home().find(|row| (row.0..row.0 + row.1).contains(&address)) else { return false };
-        let begins = address == around.0 || self.borders.contains(&address);
+        // A move that comes to nothing gives what is free on the chunks it had taken back by itself; what lies beside it may be known to be quiet then.
+        let is_chunk = || self.pool.backend().inner().mapped().any(|mapping| mapping.0 == address);
+        let begins = address == around.0 || self.borders.contains(&address) || is_chunk();
         // The row that was cut ends at a border, at this one at the earliest.
         let end = self.borders.range(address + size..).next().map_or(u64::MAX, |&end| end).min(around.0 + around.1);
         let is_whole = |row: &&(u64, u64, Place)| {
@@ -1180,4 +1183,87 @@ fn what_others_have_open_is_not_freed_with_what_its_borrower_is_not_done_with() 
         Op::Free { pick: 16978272256689860173, when: Free::Strict },
     ];
     check(Policy::MostFree, Lenders::All, &ops);
+}
+
+/// A block ends while a move prepares that takes a part of it to another GPU, and its own GPU is proven idle by the move: that part serves
+/// the next block of the GPU that it came to, rather than a larger row that the thread keeps.
+#[test]
+fn what_a_move_proves_quiet_is_known_to_be_free() {
+    let allocate = |bytes, home, owner| Op::Allocate { bytes, home, owner, soft: false, repacks: false };
+    let strictly = |pick| Op::Free { pick, when: Free::Strict };
+    let rearrange = |wish, stops, quiet, victim| Op::Rearrange {
+        wishes: vec![wish],
+        stops,
+        quiet,
+        meanwhile: Meanwhile::Free(victim),
+    };
+    let ops = vec![
+        allocate(56623105, 1, 1),
+        Op::Move { pick: 0, from: 4194305, bytes: u64::MAX, place: GPU0 },
+        allocate(10485760, 0, 0),
+        allocate(2097152, 1, 0),
+        allocate(352321537, 0, 0),
+        Op::FreeOwner { owner: 1 },
+        strictly(13833317334054897132),
+        allocate(2097152, 0, 0),
+        rearrange((3941835777039366084, 0, 25165824, GPU1), false, 0, 235283742583013668),
+        Op::FreeAfter { pick: 1184253491907479321, gpu: 0 },
+        allocate(14680065, 1, 0),
+        strictly(0),
+        strictly(0),
+        allocate(2097152, 0, 0),
+        allocate(10485760, 0, 0),
+        strictly(1395026693189800622),
+        rearrange((0, 6291457, u64::MAX, GPU1), true, 1, 0),
+        allocate(4194304, 1, 0),
+        strictly(0),
+        allocate(2097152, 1, 0),
+    ];
+    check(Policy::LocalFirst, Lenders::All, &ops);
+}
+
+/// A move that is given up takes a part out of a row that is partly quiet, and gives it back: the quiet part begins at a chunk then.
+#[test]
+fn what_a_move_gives_back_leaves_the_rest_of_a_row_quiet() {
+    let allocate = |bytes| Op::Allocate { bytes, home: 0, owner: 0, soft: false, repacks: false };
+    let strictly = |pick| Op::Free { pick, when: Free::Strict };
+    let ops = vec![
+        allocate(2097152),
+        allocate(2097152),
+        strictly(0),
+        Op::FreeAfter { pick: 0, gpu: 0 },
+        allocate(2097152),
+        strictly(0),
+        allocate(104857601),
+        allocate(494927873),
+        allocate(2097152),
+        Op::FreeAfter { pick: 4054320068505899978, gpu: 0 },
+        strictly(0),
+        allocate(2097152),
+        allocate(2097152),
+        strictly(0),
+        allocate(4194304),
+        Op::Free { pick: 93867590013845287, when: Free::Lazy },
+        Op::Rearrange { wishes: vec![(0, 0, u64::MAX, GPU1)], stops: false, quiet: 0, meanwhile: Meanwhile::Nothing },
+        allocate(4194304),
+    ];
+    check(Policy::LocalFirst, Lenders::All, &ops);
+}
+
+/// A move that comes to nothing because the program is not quiet proves nothing: a wait for the block's GPU is heard of only when the pool looks
+/// at all of its memory, and until then the best fit may be missed.
+#[test]
+fn what_a_move_could_not_prove_quiet_may_be_known_late() {
+    let allocate = |bytes, home| Op::Allocate { bytes, home, owner: 0, soft: false, repacks: false };
+    let ops = vec![
+        allocate(2 * MIB, 1),
+        Op::Move { pick: 0, from: 0, bytes: u64::MAX, place: GPU0 },
+        allocate(2 * MIB, 1),
+        allocate(4 * MIB, 0),
+        Op::Rearrange { wishes: vec![(0, 0, u64::MAX, GPU1)], stops: true, quiet: 0, meanwhile: Meanwhile::Free(0) },
+        Op::Free { pick: 1, when: Free::Strict },
+        Op::Free { pick: 0, when: Free::Strict },
+        allocate(2 * MIB, 0),
+    ];
+    check(Policy::LocalFirst, Lenders::All, &ops);
 }

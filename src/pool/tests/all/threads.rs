@@ -21,6 +21,37 @@ impl Dice {
     }
 }
 
+/// What all threads meet at is not on the way of a thread that allocates again what it freed: while another one has the pool's lock, it goes on.
+#[test]
+fn a_thread_that_allocates_again_what_it_freed_waits_for_no_other() {
+    for when in [Free::Strict, Free::Lazy] {
+        let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+        let (to_main, from_thread) = mpsc::channel();
+        let (to_thread, from_main) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let pool = &pool;
+            scope.spawn(move || {
+                let pair = || {
+                    let block = pool.allocate(&request(4 * MIB, 0)).unwrap().block;
+                    pool.free(block.address, when).unwrap();
+                };
+                pair();
+                to_main.send(()).unwrap();
+                from_main.recv().unwrap();
+                pair();
+                to_main.send(()).unwrap();
+            });
+            let minute = Duration::from_secs(60);
+            from_thread.recv_timeout(minute).unwrap();
+            let lock = pool.lock();
+            to_thread.send(()).unwrap();
+            let answer = from_thread.recv_timeout(minute);
+            drop(lock);
+            assert_eq!(answer, Ok(()), "{when:?}");
+        });
+    }
+}
+
 #[test]
 fn blocks_of_eight_threads_never_share_a_frame() {
     const ROUNDS: usize = 10_000;
