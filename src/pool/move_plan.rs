@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const ATTEMPTS: u32 = 6;
 
 /// Bytes of the smallest chunk whose contents are kept track of: to copy less takes no longer than to look at it twice.
-const LEAST_KEPT: u64 = 4 << 20;
+const LEAST_KEPT: u64 = 16 << 20;
 
 /// Why there is no plan yet.
 enum NotYet {
@@ -417,11 +417,15 @@ impl<H: Copy> State<H> {
             let headroom = *headrooms.get(&place).ok_or(NotYet::Ask(place))?;
             rooms.frames.insert(place, self.budget(place).growth(headroom) / FRAME);
         }
-        let waves = schedule::schedule(stretches, &self.stock.classes(), &self.stock.twins(), &rooms)
+        let limits: Vec<u64> = self.budgets.iter().map(|budget| budget.limit()).collect();
+        // What is kept for its contents serves others only where nothing else can.
+        let (stock, twins) = self.stock.on_offer(|place| limits[place.index()]);
+        let waves = schedule::schedule(stretches, &stock, &twins, &rooms)
+            .or_else(|_| schedule::schedule(stretches, &self.stock.classes(), &BTreeMap::new(), &rooms))
             .map_err(|(place, frames)| NotYet::Lacks(place, frames * FRAME))?;
         let mut needed: BTreeMap<PlaceId, u64> = BTreeMap::new();
         let tiles = || waves.iter().flatten().flat_map(|step| &step.tiles);
-        plan.given = plan.old + tiles().filter(|tile| tile.source == Source::Stock).count();
+        plan.given = plan.old + tiles().filter(|tile| matches!(tile.source, Source::Stock | Source::Twin)).count();
         let stored: Vec<bool> = self.budgets.iter().map(|budget| budget.place.is_stored()).collect();
         for wave in &waves {
             let mut steps = Vec::new();
@@ -438,7 +442,7 @@ impl<H: Copy> State<H> {
                 for tile in &step.tiles {
                     let memory = match tile.source {
                         Source::Vacated(index) => index,
-                        Source::Stock => {
+                        Source::Stock | Source::Twin => {
                             let Some((chunk, twin)) = self.stock.take((tile.place, tile.frames), tile.start) else {
                                 debug_assert!(false, "the stock has what the schedule counts on");
                                 continue;

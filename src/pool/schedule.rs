@@ -68,6 +68,8 @@ pub(crate) struct Stretch {
 pub(crate) enum Source {
     /// One of its class that is there and free.
     Stock,
+    /// The one that has its contents still.
+    Twin,
     /// One that has to be made.
     New,
     /// That of the old chunk of this number, counted over all stretches.
@@ -165,7 +167,7 @@ fn in_sizes(
     let mut waves = Vec::new();
     while !pending.is_empty() {
         let mut wave = Vec::new();
-        fill(&mut pending, twins, &mut open, &mut wave);
+        fill(&mut pending, &mut open, &mut wave);
         // The link to the host carries both directions at once, where each of them has a spare chunk.
         if waves.is_empty()
             && let Some(first) = wave.first()
@@ -175,7 +177,7 @@ fn in_sizes(
             let missing = missing_of(other, &open);
             if rooms.take(&missing).is_ok() {
                 add_new(&mut open, &missing);
-                fill(&mut pending, twins, &mut open, &mut wave);
+                fill(&mut pending, &mut open, &mut wave);
             }
         }
         if wave.is_empty() {
@@ -215,11 +217,12 @@ fn cut(
             let left = end - at;
             let usual = usual_size(part.nearness, left, largest);
             let least = if any { usual.min(WORTH) } else { usual };
-            // What has its contents still, before what is larger.
-            let twin = twins.get(&(part.place, at)).copied().filter(|frames| *frames <= left);
-            let twin = twin.filter(|frames| supply.get(&(part.place, *frames)).is_some_and(|count| *count > 0));
-            let sizes = twin.map_or(least..=left, |frames| frames..=frames);
-            let mut fitting = supply.range_mut((part.place, *sizes.start())..=(part.place, *sizes.end())).rev();
+            if let Some(&frames) = twins.get(&(part.place, at)).filter(|frames| **frames <= left) {
+                tiles.push((Tile { start: at, frames, place: part.place, source: Source::Twin }, part.nearness));
+                at += frames;
+                continue;
+            }
+            let mut fitting = supply.range_mut((part.place, least)..=(part.place, left)).rev();
             let frames = match fitting.find(|entry| *entry.1 > 0) {
                 Some((&(_, frames), count)) => {
                     *count -= 1;
@@ -279,7 +282,7 @@ fn steps_of(stretch: &Stretch, before: usize, tiles: &[(Tile, Nearness)], steps:
 }
 
 /// Moves steps that can be done now to the wave: one in and one out in turn, as far as both go.
-fn fill(pending: &mut Vec<Step>, twins: &Twins, open: &mut BTreeMap<Class, Vec<Source>>, wave: &mut Vec<Step>) {
+fn fill(pending: &mut Vec<Step>, open: &mut BTreeMap<Class, Vec<Source>>, wave: &mut Vec<Step>) {
     let mut inward = wave.last().map_or(pending.first().is_some_and(|step| step.inward), |step| !step.inward);
     loop {
         if pending.iter().all(|step| step.inward != inward) {
@@ -289,10 +292,9 @@ fn fill(pending: &mut Vec<Step>, twins: &Twins, open: &mut BTreeMap<Class, Vec<S
         match pending.iter().position(can) {
             Some(index) => {
                 let mut step = pending.remove(index);
-                for tile in &mut step.tiles {
-                    let is_twin = twins.get(&(tile.place, tile.start)) == Some(&tile.frames);
+                for tile in step.tiles.iter_mut().filter(|tile| tile.source != Source::Twin) {
                     let sources = open.get_mut(&(tile.place, tile.frames));
-                    tile.source = sources.and_then(|sources| take(sources, is_twin)).unwrap_or(Source::New);
+                    tile.source = sources.and_then(Vec::pop).unwrap_or(Source::New);
                 }
                 wave.push(step);
                 inward = !inward;
@@ -309,16 +311,10 @@ fn fill(pending: &mut Vec<Step>, twins: &Twins, open: &mut BTreeMap<Class, Vec<S
     }
 }
 
-/// Takes the last one, or one of the stock where that has the very contents.
-fn take(sources: &mut Vec<Source>, is_twin: bool) -> Option<Source> {
-    let of_stock = sources.iter().position(|source| *source == Source::Stock).filter(|_| is_twin);
-    of_stock.map(|index| sources.remove(index)).or_else(|| sources.pop())
-}
-
 /// What a step needs that is not there.
 fn missing_of(step: &Step, open: &BTreeMap<Class, Vec<Source>>) -> BTreeMap<Class, u32> {
     let mut needed: BTreeMap<Class, u32> = BTreeMap::new();
-    for tile in &step.tiles {
+    for tile in step.tiles.iter().filter(|tile| tile.source != Source::Twin) {
         *needed.entry((tile.place, tile.frames)).or_default() += 1;
     }
     for (class, count) in &mut needed {
@@ -487,10 +483,11 @@ mod tests {
             }
             let mut there: BTreeMap<_, u32> = BTreeMap::new();
             stock.iter().for_each(|class| *there.entry(*class).or_default() += 1);
-            // Some of the stock has what is to go there still, or did before something else was cut.
+            // Beside the stock, some chunks have what is to go there still, or did before something else was cut.
             let parts = || stretches.iter().flat_map(|one| &one.parts);
             let own = stock.iter().zip(parts()).filter(|((place, _), part)| *place == part.place);
             let twins: BTreeMap<_, _> = own.map(|((place, frames), part)| ((*place, part.start), *frames)).collect();
+            let mut unused = twins.clone();
             let room = rooms(home, far, far);
             let Ok(waves) = schedule(&stretches, &there, &twins, &room) else { return Ok(()) };
             let old: Vec<Old> = stretches.iter().flat_map(|one| one.old.clone()).collect();
@@ -506,6 +503,9 @@ mod tests {
                             let count = there.entry(class).or_default();
                             prop_assert!(*count > 0, "the stock has no such chunk");
                             *count -= 1;
+                        }
+                        Source::Twin => {
+                            prop_assert_eq!(unused.remove(&(tile.place, tile.start)), Some(tile.frames), "it is no twin");
                         }
                         Source::New => {
                             let room = left.entry(tile.place).or_default();

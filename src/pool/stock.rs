@@ -66,7 +66,7 @@ impl<H: Copy> Stock<H> {
         self.shelves[place.index()].bytes
     }
 
-    /// How many there are of each class.
+    /// How many there are of each class, with those that are kept for their contents.
     pub fn classes(&self) -> BTreeMap<Class, u32> {
         let mut classes = BTreeMap::new();
         for Kept { chunk, .. } in self.shelves.iter().flat_map(|shelf| &shelf.chunks) {
@@ -75,11 +75,22 @@ impl<H: Copy> Stock<H> {
         classes
     }
 
-    /// Those that have contents of frames still, the last one of each.
-    pub fn twins(&self) -> Twins {
-        let kept = self.shelves.iter().flat_map(|shelf| &shelf.chunks);
-        let twins = kept.filter_map(|kept| Some((kept.twin?, kept.chunk)));
-        twins.map(|(twin, chunk)| ((chunk.place, twin.start), chunk.frames)).collect()
+    /// How many of each class serve whoever comes, and those that are kept for their contents. Where a place keeps as much as it
+    /// may, the next that is kept for its contents takes the place of another, and they serve whoever comes as well.
+    pub fn on_offer(&self, limit: impl Fn(PlaceId) -> u64) -> (BTreeMap<Class, u32>, Twins) {
+        let (mut classes, mut twins) = (BTreeMap::new(), Twins::new());
+        for shelf in &self.shelves {
+            for Kept { chunk, twin, .. } in &shelf.chunks {
+                let is_full = shelf.bytes + bytes_of(chunk.frames) > limit(chunk.place) / SHARE_OF_TWINS;
+                match twin.filter(|_| !is_full) {
+                    Some(twin) => {
+                        twins.insert((chunk.place, twin.start), chunk.frames);
+                    }
+                    None => *classes.entry((chunk.place, chunk.frames)).or_default() += 1,
+                }
+            }
+        }
+        (classes, twins)
     }
 
     /// Whether what came near from here on is likely to leave as it came.
@@ -134,6 +145,9 @@ impl<H: Copy> Stock<H> {
         let fits = shelf.bytes + bytes_of(chunk.frames) <= most;
         if fits {
             shelf.bytes += bytes_of(chunk.frames);
+            // What was there before of the same frames is outdated.
+            let same = |kept: &&mut Kept<H>| kept.twin.map(|twin| twin.start) == twin.map(|twin| twin.start);
+            shelf.chunks.iter_mut().filter(same).for_each(|kept| kept.twin = None);
             shelf.chunks.push(Kept { chunk: *chunk, period, twin });
         }
         fits

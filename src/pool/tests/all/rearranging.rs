@@ -17,12 +17,13 @@ use std::sync::{Arc, Mutex, mpsc};
 pub struct Still<'a> {
     mock: &'a Mock,
     quiet: u32,
+    is_for_good: bool,
 }
 
 impl<'a> Still<'a> {
     pub fn new(mock: &'a Mock, quiet: u32) -> Self {
         mock.inner().stopped = true;
-        Self { mock, quiet }
+        Self { mock, quiet, is_for_good: false }
     }
 }
 
@@ -34,7 +35,7 @@ impl Stopped for Still<'_> {
     }
 
     fn is_for_a_while(&self) -> bool {
-        true
+        !self.is_for_good
     }
 }
 
@@ -192,6 +193,29 @@ fn what_leaves_other_than_it_came_is_copied_and_not_looked_at_again_soon() {
 }
 
 #[test]
+fn what_is_kept_for_its_contents_serves_others_where_nothing_else_can() {
+    // A rotation of six blocks with room for two near; the peer has room for as many, or for one less and one to be kept.
+    for (room, copies) in [(16, 1), (4, 2)] {
+        let pool = pool(Policy::LocalFirst, &[(GPU0, 2 * CHUNK), (GPU1, (room + 1) * CHUNK)]);
+        let blocks: Vec<_> = (0..6).map(|_| allocate(&pool, CHUNK).unwrap()).collect();
+        blocks.iter().for_each(|it| fill(&pool, it));
+        let mut near = vec![0, 1];
+        for round in 0..24 {
+            let comes = (round + 2) % 6;
+            let leaves = near.remove(0);
+            near.push(comes);
+            pool.backend().inner().log.clear();
+            rearrange(&pool, &[whole(&blocks[leaves], GPU1), whole(&blocks[comes], GPU0)]).unwrap();
+            if round >= 6 {
+                assert_eq!(copied(&pool), copies * CHUNK, "round {round} with room for {room}");
+            }
+        }
+        assert_all(&pool, &blocks);
+        assert_returns_everything(&pool, &now(&pool, &blocks));
+    }
+}
+
+#[test]
 fn what_is_kept_for_its_contents_is_free_memory_to_everybody_else() {
     let (pool, blocks) = two_and_one();
     there_and_back(&pool, &blocks);
@@ -291,8 +315,13 @@ fn with_stock() -> (Pool<Mock>, Vec<Allocation>) {
     let blocks = [0, 1].map(|_| allocate(&pool, CHUNK).unwrap());
     blocks.iter().for_each(|it| fill(&pool, it));
     rearrange(&pool, &[whole(&blocks[1], GPU1)]).unwrap();
-    // In and out: one of the two places gets a spare chunk for it, and keeps it.
-    rearrange(&pool, &[whole(&blocks[0], GPU1), whole(&blocks[1], GPU0)]).unwrap();
+    // In and out: one of the two places gets a spare chunk for it, and keeps it, for nobody's contents.
+    let stop = || {
+        let mut still = Still::new(pool.backend(), u32::MAX);
+        still.is_for_good = true;
+        Some(still)
+    };
+    pool.rearrange(&[whole(&blocks[0], GPU1), whole(&blocks[1], GPU0)], stop).unwrap();
     assert_eq!(pool.backend().inner().stock().iter().map(|row| row.1).sum::<u64>(), CHUNK);
     (pool, blocks.to_vec())
 }
