@@ -139,6 +139,89 @@ fn an_image_of_a_program_at_work_is_of_one_moment() {
     ends_well(program);
 }
 
+/// What `suspended` made of its own, as the newest image has it.
+#[track_caller]
+fn made_is_right(folder: &Path, home: u32, bytes: usize) {
+    let reader = Reader::open(folder, Which::Newest, 1).unwrap();
+    let mut blocks: Vec<_> = reader.manifest().blocks.iter().map(|block| &block.about).collect();
+    blocks.sort_by_key(|about| about.address);
+    let mut words = Vec::new();
+    for about in blocks {
+        assert_eq!(about.home, Some(home));
+        let mut found = vec![0; usize::try_from(about.bytes).unwrap()];
+        reader.read_into(about.id, 0, &mut found).unwrap();
+        words.extend(found.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())));
+    }
+    assert_eq!(words.len(), bytes / 4);
+    let wrong = words.iter().zip(0u32..).position(|(word, at)| *word != at.wrapping_mul(2_654_435_761));
+    assert_eq!(wrong, None);
+}
+
+/// Read by whichever GPU the program works on: where the program lets it, or by a mapping of the image's own.
+#[test]
+fn memory_of_its_own_is_in_the_image_whoever_the_program_lets_read_it() {
+    for (gpu, is_shut) in [(0, false), (0, true), (1, false), (1, true)] {
+        let (_around, folder) = store();
+        let mut program =
+            Run::program("suspended").sim("2x1GiB").env("SIMCUDA_STRICT", "on").report().shim().start(None);
+        assert_eq!(program.ask(&format!("make 16 {gpu}")), "made");
+        if is_shut {
+            assert_eq!(program.ask("shut"), "shut");
+        }
+        let told = image(&program, &folder, "");
+        assert_eq!(
+            (&told["bytes"], &told["left_out_bytes"]),
+            (&(16 * MIB).into(), &0.into()),
+            "{gpu} {is_shut}: {told}"
+        );
+        made_is_right(&folder, gpu, 16 << 20);
+        verifies(&folder);
+        assert_eq!(program.ask("end"), "0 wrong");
+        let (status, folder) = program.end();
+        assert!(status.success(), "{status}");
+        let report = std::fs::read_to_string(folder.path().join("report")).unwrap();
+        let report: Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["violations"], serde_json::json!([]), "{report}");
+    }
+}
+
+/// It lies in parts where each has room.
+#[test]
+fn an_arena_that_its_gpu_has_no_room_for_is_in_the_image() {
+    let (_around, folder) = store();
+    let run = Run::program("suspended").sim("2x256MiB").env("SIMCUDA_STRICT", "on");
+    let mut program = run.env("GPUPOOL_LIMIT", "0:64MiB").env("GPUPOOL_RESERVE", "16MiB").shim().start(None);
+    program.ask("create 240");
+    eventually("memory that is filled", || (program.ask("filled") == "yes").then_some(()));
+    let told = image(&program, &folder, "");
+    assert_eq!((&told["bytes"], &told["left_out_bytes"]), (&(240 * MIB).into(), &0.into()), "{told}");
+    let reader = Reader::open(&folder, Which::Newest, 1).unwrap();
+    assert!(reader.manifest().blocks.len() > 1, "in parts");
+    for block in &reader.manifest().blocks {
+        let mut found = vec![0; usize::try_from(block.about.bytes).unwrap()];
+        reader.read_into(block.about.id, 0, &mut found).unwrap();
+        assert!(found.chunks_exact(4).all(|word| word == [7, 0, 0, 0]), "{:?}", block.about);
+    }
+    assert_eq!(program.ask("end"), "0 wrong");
+}
+
+/// Nobody can copy what no context reaches, and that is said.
+#[test]
+fn memory_of_its_own_that_no_context_reaches_is_left_out_of_the_image_and_told() {
+    let (_around, folder) = store();
+    let run = Run::program("suspended").sim("2x1GiB").env("SIMCUDA_LINK", "none").log().shim();
+    let mut program = run.start(None);
+    assert_eq!(program.ask("make 16"), "made");
+    assert_eq!(program.ask("visit 1"), "visited");
+    assert_eq!(program.ask("destroy"), "asked");
+    eventually("the end of the context", || (program.ask("destroyed") == "yes").then_some(()));
+    let told = image(&program, &folder, "");
+    assert_eq!((&told["bytes"], &told["left_out_bytes"]), (&0.into(), &(16 * MIB).into()), "{told}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("none of the GPUs that it works on reaches the place"), "{log}");
+    assert_eq!(program.ask("end"), "0 wrong");
+}
+
 /// Suspended in the middle, the image would stand still until the program is resumed.
 #[test]
 fn who_is_to_be_suspended_has_an_image_that_was_begun_first() {

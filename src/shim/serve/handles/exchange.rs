@@ -273,7 +273,7 @@ impl Mapping {
 const TRIES: usize = 8;
 
 /// Makes such a call.
-fn again(call: impl Fn() -> CuResult) -> CuResult {
+pub(super) fn again(call: impl Fn() -> CuResult) -> CuResult {
     let mut result = call();
     for _ in 1..TRIES {
         if result.is_ok() {

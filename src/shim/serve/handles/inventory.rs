@@ -693,6 +693,31 @@ impl Inventory {
         found
     }
 
+    /// All that is mapped of the program's own memory, part by part and once each: for who reads it. Of what is mapped several times, the longest mapping counts.
+    pub fn all_mapped(&self) -> Vec<Own> {
+        let mut longest: BTreeMap<Number, (u64, &Mapping)> = BTreeMap::new();
+        for (start, mapping) in self.mappings.iter().filter(|(_, mapping)| mapping.offset == 0) {
+            let known = longest.entry(mapping.number).or_insert((*start, mapping));
+            if known.1.bytes < mapping.bytes {
+                *known = (*start, mapping);
+            }
+        }
+        let mut found = Vec::new();
+        for (number, (start, mapping)) in longest {
+            let Some(memory) = self.memory.get(&number).filter(|memory| memory.away.is_none()) else { continue };
+            let Origin::Asked(asked) = memory.origin else { continue };
+            let parts = memory.parts_in(0, mapping.bytes);
+            found.extend(parts.map(|(begin, part)| Own {
+                address: start + begin,
+                bytes: part.bytes.min(mapping.bytes - begin),
+                asked,
+                place: part.place,
+            }));
+        }
+        found.sort_unstable_by_key(|own| own.address);
+        found
+    }
+
     /// The parts of the program's own memory that have something of a range.
     pub fn own_pieces(&self, address: u64, bytes: u64) -> Vec<OwnPiece> {
         let end = address.saturating_add(bytes);
