@@ -14,7 +14,8 @@
  *   fork             a child that answers the driver's version, and ends
  *   allocate MIB     by another thread; allocated: whether it has
  *   hold CALL        the next call of the driver of this name stands at its end; stands: whether one does; let: it goes on
- *   create MIB       by another thread, memory of the program's own, mapped and filled; allocated: whether it has; filled: whether that is over
+ *   create MIB       by another thread, memory of the program's own, mapped and filled; allocated: whether it has; filled: whether that is over;
+ *                  created: how many words of the last one are wrong
  *   keep MIB         by another thread, memory in a context of its own that it fills; kept: whether it has
  *   clear MIB        the same with zeros
  *   make MIB [GPU]   the same in memory of the program's own (of a GPU on which it may have no context), of handles of 4 MiB that are mapped one after the other; every second one has no reference any
@@ -181,6 +182,9 @@ static void *allocate(void *argument)
     return NULL;
 }
 
+static CUdeviceptr last_created;
+static size_t last_bytes;
+
 static void *create(void *argument)
 {
     size_t bytes = (size_t)(uintptr_t)argument * MIB;
@@ -191,8 +195,11 @@ static void *create(void *argument)
     CHECK(cuCtxSetCurrent(context));
     CHECK(cuMemCreate(&handle, bytes, &properties, 0));
     atomic_store(&is_allocated, 1);
-    CHECK(cuMemsetD32_v2(map_for(0, handle, bytes), 7, bytes / 4));
+    CUdeviceptr created = map_for(0, handle, bytes);
+    CHECK(cuMemsetD32_v2(created, 7, bytes / 4));
     CHECK(cuCtxSynchronize());
+    last_created = created;
+    last_bytes = bytes;
     atomic_store(&is_filled, 1);
     return NULL;
 }
@@ -532,6 +539,16 @@ int main(void)
                 REQUIRE(pthread_join(workers[--working], NULL) == 0);
             atomic_store(&ends, 0);
             printf("%ld wrong\n", atomic_load(&wrong));
+        } else if (strcmp(line, "created") == 0) {
+            uint32_t *words = malloc(last_bytes);
+            long found = 0;
+            REQUIRE(words);
+            start_on(0);
+            CHECK(cuMemcpyDtoH_v2(words, last_created, last_bytes));
+            for (size_t at = 0; at < last_bytes / 4; at++)
+                found += words[at] != 7;
+            free(words);
+            printf("%ld\n", found);
         } else if (strcmp(line, "filled") == 0) {
             puts(atomic_load(&is_filled) ? "yes" : "no");
         } else if (strcmp(line, "exit") == 0) {

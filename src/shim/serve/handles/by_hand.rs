@@ -55,7 +55,8 @@ pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, st
             there += bytes;
             continue;
         }
-        match move_behind(driver, opened, mapping.start, bytes, place, asked, || Some(gate::enter_by_hand())) {
+        let alone = || Some(gate::enter_by_hand());
+        match move_much(driver, opened, (mapping.start, Much::All), bytes, place, asked, alone) {
             Ok(()) => moved += bytes,
             Err(Unplaced::Stayed) => stayed += bytes,
             Err(other) => {
@@ -82,7 +83,7 @@ pub fn is_anywhere(address: u64, bytes: u64) {
     super::tell_placed(address, bytes, false);
 }
 
-/// All that is mapped whole, once each.
+/// All that is mapped whole, once each, and part by part where it has several.
 pub fn all() -> Vec<Own> {
     if super::is_any() { with_inventory(|inventory| inventory.all_mapped_whole()) } else { Vec::new() }
 }
@@ -228,7 +229,7 @@ fn to_place<A>(
     answer.map_err(|stays| unplaced(stays, bytes, place))
 }
 
-/// Moves what is mapped at `start`, while what `alone` gives is held: nobody else uses it then. Freed memory of the pool makes room at the
+/// Moves what [`all`] says is mapped at `start`, while what `alone` gives is held: nobody else uses it then. Freed memory of the pool makes room at the
 /// place.
 ///
 /// # Errors
@@ -242,12 +243,24 @@ pub fn move_behind<A>(
     asked: u32,
     alone: impl Fn() -> Option<A>,
 ) -> Result<(), Unplaced> {
+    move_much(driver, opened, (start, Much::Each), bytes, place, asked, alone)
+}
+
+fn move_much<A>(
+    driver: &Driver,
+    opened: &Opened,
+    which: (u64, Much),
+    bytes: u64,
+    place: Place,
+    asked: u32,
+    alone: impl Fn() -> Option<A>,
+) -> Result<(), Unplaced> {
     let copier = copier(driver, asked);
     let inward = place == Place::Gpu(asked);
     let copy =
         |to: u64, from: u64, bytes: u64| copied(opened, copier, &[Transfer { from, to, bytes, inward, stored: false }]);
     let readers = |place: Place| opened.plan.readers(place).collect();
-    let moves = |_: &[u32]| exchange::move_to(driver, (start, Much::All), place, &readers, copier, copy);
+    let moves = |_: &[u32]| exchange::move_to(driver, which, place, &readers, copier, copy);
     to_place(opened, place, bytes, alone, moves)
 }
 

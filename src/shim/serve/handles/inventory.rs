@@ -679,15 +679,21 @@ impl Inventory {
         before.into_iter().chain(inside).map(owned).collect()
     }
 
-    /// The program's own memory that one mapping has all of, each once, and that lies at one place.
+    /// The program's own memory that one mapping has all of, each once, by its parts.
     pub fn all_mapped_whole(&self) -> Vec<Own> {
         let mut seen = BTreeSet::new();
         let mut found = Vec::new();
         for (start, mapping) in &self.mappings {
             let Some(memory) = self.memory.get(&mapping.number) else { continue };
-            let (Origin::Asked(asked), [part]) = (memory.origin, &memory.parts[..]) else { continue };
-            if mapping.offset == 0 && mapping.bytes == part.bytes && seen.insert(mapping.number) {
-                found.push(Own { address: *start, bytes: mapping.bytes, asked, place: part.place });
+            let Origin::Asked(asked) = memory.origin else { continue };
+            if mapping.offset == 0 && mapping.bytes == memory.bytes() && seen.insert(mapping.number) {
+                let parts = memory.begins.iter().zip(&memory.parts);
+                found.extend(parts.map(|(begin, part)| Own {
+                    address: start + begin,
+                    bytes: part.bytes,
+                    asked,
+                    place: part.place,
+                }));
             }
         }
         found
