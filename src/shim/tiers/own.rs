@@ -304,7 +304,7 @@ mod tests {
     fn what_is_mapped_behind_each_other_is_one_stretch_until_nothing_of_it_is_mapped() {
         let mut all = BTreeMap::new();
         let range = |start, end| Range { start, end };
-        let mut adds = |all: &mut BTreeMap<u64, Stretch>, start, end, gpu| {
+        let adds = |all: &mut BTreeMap<u64, Stretch>, start, end, gpu| {
             let added = add(all, range(start, end), gpu);
             (added.change, added.start, added.is_first)
         };
