@@ -78,6 +78,24 @@ fn the_programs_own_memory_comes_near_as_the_pools_does() {
     }
 }
 
+/// A kernel is given the begin of an array, and that is on another GPU than the rest, which the program asked for there.
+#[test]
+fn the_programs_own_memory_comes_near_behind_some_of_another_gpu() {
+    let run = crowded("rotation", &format!("8 12 6000 {ROUNDS} mixed"), "auto").env("GPUPOOL_LIMIT", "0:50MiB").go();
+    let right: String = (0..ROUNDS).map(|round| format!("round {round}: sums right\n")).collect();
+    assert!(run.succeeds().stdout.starts_with(&right), "{}", run.stdout);
+    let (came, left) = swapped(&run);
+    assert!(came >= 8 << 20 && left >= 8 << 20, "{came} bytes came, {left} left");
+}
+
+/// What a move counts is what moved, and not what was there when it began to wait.
+#[test]
+fn what_the_program_maps_anew_while_a_move_waits_is_not_taken_for_what_was_there() {
+    let run = crowded("own_moves", "remaps", "stress").go();
+    run.succeeds().prints("changed\n");
+    assert_eq!(swapped(&run), (0, 0));
+}
+
 /// Everything near was in use for as long as anything was launched. That all of it is free at the end is no reason.
 #[test]
 fn what_is_free_at_the_end_did_not_keep_anything_far() {

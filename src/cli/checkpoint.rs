@@ -514,9 +514,8 @@ fn hosts_image(args: &Args, folder: &Path, rows: &[Listed], node: Node, told: &m
     let _ = writer.map(JobWriter::give_up);
     match agreed {
         Ok(whole) => whole,
-        // Node 0 may have been killed behind its last deed.
-        Err(why) if node.number > 0 => written_down(folder, &images).ok_or(why),
-        Err(why) => Err(why),
+        // Node 0 may have been killed behind its last deed, or could tell nobody of it.
+        Err(why) => written_down(folder, &images).ok_or(why),
     }
 }
 

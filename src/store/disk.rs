@@ -31,6 +31,8 @@ type Fault = dyn Fn(&'static str) -> std::result::Result<(), Errno> + Send + Syn
 #[derive(Clone, Default)]
 pub struct Disk {
     fault: Option<Arc<Fault>>,
+    /// The same for what only looks.
+    unread: Option<Arc<Fault>>,
 }
 
 impl Debug for Disk {
@@ -42,11 +44,28 @@ impl Debug for Disk {
 impl Disk {
     #[cfg(test)]
     pub fn with_faults(fault: impl Fn(&'static str) -> std::result::Result<(), Errno> + Send + Sync + 'static) -> Self {
-        Self { fault: Some(Arc::new(fault)) }
+        Self { fault: Some(Arc::new(fault)), unread: None }
+    }
+
+    /// With faults of what only looks as well.
+    #[cfg(test)]
+    pub fn with_unread(
+        self,
+        fault: impl Fn(&'static str) -> std::result::Result<(), Errno> + Send + Sync + 'static,
+    ) -> Self {
+        Self { unread: Some(Arc::new(fault)), ..self }
     }
 
     fn may(&self, path: &Path, doing: &'static str) -> Result<()> {
-        let Some(fault) = &self.fault else { return Ok(()) };
+        Self::ask(self.fault.as_ref(), path, doing)
+    }
+
+    fn may_look(&self, path: &Path, doing: &'static str) -> Result<()> {
+        Self::ask(self.unread.as_ref(), path, doing)
+    }
+
+    fn ask(fault: Option<&Arc<Fault>>, path: &Path, doing: &'static str) -> Result<()> {
+        let Some(fault) = fault else { return Ok(()) };
         fault(doing).map_err(|errno| Error::io(path, doing, errno))
     }
 }
@@ -130,6 +149,7 @@ impl Folder {
 
     /// The names in it, without `.` and `..`.
     pub fn names(&self) -> Result<Vec<String>> {
+        self.disk.may_look(&self.path, "list")?;
         let failed = |errno| Error::io(&self.path, "list", errno);
         let mut names = Vec::new();
         for entry in Dir::read_from(self.fd()?).map_err(failed)? {
@@ -148,6 +168,7 @@ impl Folder {
     /// Opens a folder in it, which is no link.
     pub fn folder(&self, name: &str) -> Result<Self> {
         let path = self.path.join(name);
+        self.disk.may_look(&path, "open")?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(self.fd()?, name, flags, Mode::empty()) {
             Err(Errno::LOOP | Errno::NOTDIR) => Err(Error::refused(&path, "it is a link or no folder")),
@@ -202,6 +223,7 @@ impl Folder {
     /// Opens a regular file of the folder's owner, for reading.
     pub fn open(&self, name: &str, direct: bool) -> Result<File> {
         let path = self.path.join(name);
+        self.disk.may_look(&path, "open")?;
         // What is no file may be a pipe, whose opening would wait.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let descriptor = match openat(self.fd()?, name, flags, Mode::empty()) {
@@ -347,6 +369,7 @@ impl File {
 
     /// Reads all of `bytes` from a place.
     pub fn read(&self, bytes: &mut [u8], at: u64) -> Result<()> {
+        self.disk.may_look(&self.path, "read")?;
         let mut had = 0;
         while had < bytes.len() {
             match pread(self.fd()?, &mut bytes[had..], at + had as u64) {

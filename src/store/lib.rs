@@ -87,6 +87,8 @@ mod job;
 mod look;
 mod manifest;
 mod meeting;
+#[cfg(test)]
+mod meeting_faults;
 mod older;
 mod reader;
 pub mod signals;

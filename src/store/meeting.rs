@@ -237,14 +237,28 @@ impl Meeting {
         is_wanted: &dyn Fn() -> bool,
         check: impl FnOnce(&[(Who, T)]) -> Word<()>,
     ) -> Word<Self> {
-        let mut meeting = in_words(Self::call(folder, own))?;
+        Self::lead_on(folder, nodes, (own, told), until, is_wanted, check, &Disk::default())
+    }
+
+    pub(crate) fn lead_on<T: Serialize + DeserializeOwned>(
+        folder: &Path,
+        nodes: u32,
+        (own, told): (Who, T),
+        until: Instant,
+        is_wanted: &dyn Fn() -> bool,
+        check: impl FnOnce(&[(Who, T)]) -> Word<()>,
+        disk: &Disk,
+    ) -> Word<Self> {
+        let mut meeting = in_words(Self::call(folder, own, disk))?;
         let word = meeting.all_that_come(nodes, told, until, is_wanted);
         let word = word.and_then(|came| {
             let (told, roll): (Vec<_>, Roll) =
                 came.into_iter().map(|(prefix, Came { who, told, .. })| ((who.clone(), told), (who, prefix))).unzip();
             check(&told).map(|()| roll)
         });
-        in_words(meeting.said().and_then(|said| write(&said, CAME, &word)))?;
+        if let Err(error) = meeting.said().and_then(|said| write(&said, CAME, &word)) {
+            return Err(meeting.leave(error.to_string()));
+        }
         match word {
             Ok(roll) => {
                 meeting.roll = roll;
@@ -255,8 +269,8 @@ impl Meeting {
     }
 
     /// Makes what the others find.
-    fn call(folder: &Path, own: Who) -> Result<Self> {
-        let store = Store::open(folder, true, &Disk::default())?;
+    fn call(folder: &Path, own: Who, disk: &Disk) -> Result<Self> {
+        let store = Store::open(folder, true, disk)?;
         sweep(&store)?;
         let name = format!("{MEETING}{}", own_number());
         let unfinished = format!("{name}{HIDDEN}");
@@ -359,29 +373,52 @@ impl Meeting {
         until: Instant,
         is_wanted: &dyn Fn() -> bool,
     ) -> Word<Self> {
+        Self::join_on(folder, nodes, (own, told), until, is_wanted, &Disk::default())
+    }
+
+    pub(crate) fn join_on<T: Serialize>(
+        folder: &Path,
+        nodes: u32,
+        (own, told): (Who, T),
+        until: Instant,
+        is_wanted: &dyn Fn() -> bool,
+        disk: &Disk,
+    ) -> Word<Self> {
+        let mut entered = Vec::new();
+        let joined = Self::join_any(folder, nodes, (own, told), until, is_wanted, disk, &mut entered);
+        // Where node 0 counts on this one already, it hears why.
+        if let Err(why) = &joined {
+            entered.iter_mut().for_each(|meeting| meeting.why = Some(why.clone()));
+        }
+        joined
+    }
+
+    fn join_any<T: Serialize>(
+        folder: &Path,
+        nodes: u32,
+        (own, told): (Who, T),
+        until: Instant,
+        is_wanted: &dyn Fn() -> bool,
+        disk: &Disk,
+        entered: &mut Vec<Self>,
+    ) -> Word<Self> {
         // Made where it is not there: that asks the server, whatever this host remembers of it.
-        in_words(Store::open(folder, true, &Disk::default()))?;
+        in_words(Store::open(folder, true, disk))?;
         let came = Came { nodes, who: own, told };
         let prefix = format!("{}-{}-", came.who.node, own_number());
         let mut known = BTreeSet::new();
-        let mut entered: Vec<Self> = Vec::new();
         let begun = Instant::now();
         loop {
-            let store = in_words(Store::open(folder, false, &Disk::default()))?;
+            let store = in_words(Store::open(folder, false, disk))?;
             for name in in_words(meetings(&store))? {
-                if known.insert(name.clone())
-                    // What is removed in this moment is none.
-                    && let Ok(Some(meeting)) = Self::enter(folder, name, &prefix, &came)
-                {
-                    entered.push(meeting);
+                if known.insert(name.clone()) {
+                    entered.extend(in_words(Self::enter(folder, name, &prefix, &came, disk))?);
                 }
             }
             let mut at = 0;
             while at < entered.len() {
                 let meeting = &entered[at];
-                let said = meeting.said();
-                let names = said.as_ref().ok().and_then(|said| said.names().ok());
-                let (Ok(said), Some(names)) = (said, names) else {
+                let Some((said, names)) = in_words(meeting.what_is_said())? else {
                     entered.remove(at);
                     continue;
                 };
@@ -413,17 +450,31 @@ impl Meeting {
         }
     }
 
-    /// Comes to an attempt, unless it goes on without this node.
-    fn enter<T: Serialize>(folder: &Path, name: String, prefix: &str, came: &Came<T>) -> Result<Option<Self>> {
-        let store = Store::open(folder, false, &Disk::default())?;
-        let attempt = store.folder.folder(&name)?;
+    /// Comes to an attempt, unless it goes on without this node or is removed in this moment.
+    fn enter<T: Serialize>(
+        folder: &Path,
+        name: String,
+        prefix: &str,
+        came: &Came<T>,
+        disk: &Disk,
+    ) -> Result<Option<Self>> {
+        let store = Store::open(folder, false, disk)?;
+        let Some(attempt) = unless_gone(store.folder.folder(&name))? else { return Ok(None) };
         let mut meeting = Self::new(store, name, attempt, came.who.clone(), prefix.to_owned());
-        if meeting.said()?.names()?.iter().any(|name| name == CAME) {
+        if meeting.what_is_said()?.is_none_or(|(_, names)| names.iter().any(|name| name == CAME)) {
             return Ok(None);
         }
-        meeting.beat = Some(Beat::begin(meeting.heard()?, prefix.to_owned())?);
-        write(&meeting.heard()?, &format!("{prefix}{CAME}"), came)?;
-        Ok(Some(meeting))
+        let begin = |meeting: &mut Self| -> Result<()> {
+            meeting.beat = Some(Beat::begin(meeting.heard()?, prefix.to_owned())?);
+            write(&meeting.heard()?, &format!("{prefix}{CAME}"), came)
+        };
+        let begun = begin(&mut meeting);
+        Ok(unless_gone(begun)?.map(|()| meeting))
+    }
+
+    /// What node 0 has said, and by which names; `None`: the attempt is over, and removed.
+    fn what_is_said(&self) -> Result<Option<(Folder, Vec<String>)>> {
+        unless_gone(self.said().and_then(|said| said.names().map(|names| (said, names))))
     }
 
     /// All that take part, in their order.
@@ -436,6 +487,19 @@ impl Meeting {
     /// # Errors
     /// Somebody takes part no more, who and why in words; this is the end then.
     pub fn agree<W: Serialize + DeserializeOwned, V: Serialize + DeserializeOwned>(
+        &mut self,
+        step: &str,
+        word: W,
+        pace: Pace,
+        decide: impl FnOnce(Vec<(Who, W)>) -> V,
+    ) -> Word<V> {
+        let agreed = self.agree_on(step, word, pace, decide);
+        // The others hear it where they still can.
+        self.why = agreed.as_ref().err().cloned();
+        agreed
+    }
+
+    fn agree_on<W: Serialize + DeserializeOwned, V: Serialize + DeserializeOwned>(
         &mut self,
         step: &str,
         word: W,
@@ -498,9 +562,7 @@ impl Meeting {
         let until = pace.within.map(|within| Instant::now() + within + SLACK);
         let Some(first) = self.nodes().next().cloned() else { return Err("there is no node 0".to_owned()) };
         loop {
-            let said = self.said();
-            let names = said.as_ref().map_err(Clone::clone).and_then(Folder::names);
-            let (Ok(said), Ok(names)) = (said, names) else {
+            let Some((said, names)) = in_words(self.what_is_said())? else {
                 return Err(format!("{first} has given up"));
             };
             if names.iter().any(|known| known == name) {
@@ -529,11 +591,13 @@ impl Meeting {
     fn wait_for_others(&mut self) {
         let until = Instant::now() + TO_READ;
         while Instant::now() < until {
-            let Ok(names) = self.heard().and_then(|heard| heard.names()) else { return };
-            let mut others =
-                names.iter().filter(|name| !name.starts_with('.')).filter_map(|name| name.strip_suffix(CAME));
-            if others.all(|prefix| names.contains(&format!("{prefix}{LEFT_NAME}"))) {
-                return;
+            // A look that fails says nothing of them: removed now, the last word would be heard by nobody.
+            if let Ok(names) = self.heard().and_then(|heard| heard.names()) {
+                let mut others =
+                    names.iter().filter(|name| !name.starts_with('.')).filter_map(|name| name.strip_suffix(CAME));
+                if others.all(|prefix| names.contains(&format!("{prefix}{LEFT_NAME}"))) {
+                    return;
+                }
             }
             std::thread::sleep(COMING);
         }
@@ -570,6 +634,14 @@ fn lost(who: &Who) -> String {
     )
 }
 
+/// `None` where it is about something that is not there any more, as of an attempt that is removed in this moment: the file systems of several hosts have a word of their own for that.
+fn unless_gone<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Err(Error::Io { errno: Errno::NOENT | Errno::STALE, .. }) => Ok(None),
+        result => result.map(Some),
+    }
+}
+
 /// The attempts that there are.
 fn meetings(store: &Store) -> Result<Vec<String>> {
     Ok(store.folder.names()?.into_iter().filter(|name| name.starts_with(MEETING) && !name.ends_with(HIDDEN)).collect())
@@ -585,13 +657,13 @@ fn taken(store: &Store, name: &str) -> Error {
 
 /// Removes what killed ones have left.
 fn sweep(store: &Store) -> Result<()> {
-    let sign = |name: &String| -> Option<String> {
-        let names = store.folder.folder(name).ok()?.folder(SAID).ok()?.names().ok()?;
-        names.into_iter().find(|name| name.starts_with(ALIVE))
+    let sign = |name: &String| -> Result<Option<String>> {
+        let names = store.folder.folder(name).and_then(|attempt| attempt.folder(SAID)?.names());
+        Ok(unless_gone(names)?.and_then(|names| names.into_iter().find(|name| name.starts_with(ALIVE))))
     };
     let all = || -> Result<BTreeMap<String, Option<String>>> {
         let names = store.folder.names()?.into_iter().filter(|name| name.starts_with(MEETING));
-        Ok(names.map(|name| (name.clone(), sign(&name))).collect())
+        names.map(|name| Ok((name.clone(), sign(&name)?))).collect()
     };
     let before = all()?;
     let until = Instant::now() + LEFT;

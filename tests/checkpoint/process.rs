@@ -356,3 +356,52 @@ fn with_process_a_command_that_is_killed_while_the_image_is_written_leaves_a_pro
     assert_eq!(program.ask(&format!("look {block} 204800")), "5000 0");
     ends_well(program);
 }
+
+#[test]
+fn with_process_a_suspended_program_has_nothing_on_a_gpu_and_comes_back() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").machine().start(None);
+    let session = program.session();
+    let block: u64 = program.ask("block 20480 5000").parse().unwrap();
+    // Another process of the machine, which has nothing itself.
+    let environment = std::fs::read(format!("/proc/{}/environ", program.pid())).unwrap();
+    let mut variables = environment.split(|byte| *byte == 0).filter_map(|pair| std::str::from_utf8(pair).ok());
+    let machine = variables.find_map(|pair| pair.strip_prefix("SIMCUDA_MACHINE=")).unwrap().to_owned();
+    let witness = Run::program("checkpointed").sim("2x1GiB").env("SIMCUDA_MACHINE", machine);
+    let mut witness = witness.start(None);
+    let mut used = || -> u64 { witness.ask("used").parse().unwrap() };
+    let before = used();
+    let pid = program.pid();
+    for to in [&folder.display().to_string(), "host", "host"] {
+        let ended = super::gpupool(&program, &session, &format!("suspend --process --to {to} {pid}"));
+        let said = format!("{}{}", String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+        assert!(ended.status.success() && said.contains("has nothing on the GPUs"), "{said}");
+        assert_eq!(used(), 0, "{said}");
+        let ended = super::gpupool(&program, &session, &format!("resume {pid}"));
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        assert_eq!(program.ask(&format!("look {block} 20480")), "5000 0");
+        assert!(used() >= 20 * MIB);
+    }
+    // What the program made itself goes with it.
+    at_work(&mut program, 1);
+    for _ in 0..2 {
+        let ended = super::gpupool(&program, &session, &format!("suspend --process --to host {pid}"));
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        assert_eq!(used(), 0);
+        let ended = super::gpupool(&program, &session, &format!("resume {pid}"));
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        goes_on(&mut program);
+    }
+    // What would not come back is not taken away: memory on peers, and the program's own, where that goes to memory of the driver's.
+    for (to, why) in [("peers", "of the pool are mapped still"), ("own", "that it made by cuMemCreate are mapped")] {
+        let to = if to == "own" { folder.display().to_string() } else { to.to_owned() };
+        let ended = super::gpupool(&program, &session, &format!("suspend --process --to {to} {pid}"));
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!ended.status.success() && said.contains("it is resumed, since the rest of it cannot leave"), "{said}");
+        assert!(said.contains(why), "{said}");
+        assert_eq!(program.ask(&format!("look {block} 20480")), "5000 0", "it runs");
+    }
+    assert!(used() >= before);
+    goes_on(&mut program);
+    ends_well(program);
+}

@@ -4,6 +4,7 @@
  *   churn THREADS STEPS  threads map pieces one behind the other and in holes, fill and check them by kernels, and unmap them, all at random
  *   faults NTH           the NTH driver call after everything is mapped fails once, while an arena in parts and a piece beside it are read; 0: how many
  *                        calls there are
+ *   remaps               while a move waits for a kernel to end, another thread unmaps what is to move and maps something smaller there
  *   stays                what is exported, mapped twice, or was put where it is by hand does not move, and all else does
  */
 #include "control.h"
@@ -12,6 +13,8 @@
 #include "vmm.h"
 
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 enum { GRAIN = 2 * MIB, WINDOW = 48, MOST = 8 };
@@ -150,6 +153,55 @@ static void faults(int nth)
         printf("%d launches refused\n", refused);
 }
 
+enum { BEFORE = 8 * MIB, SINCE = 4 * MIB };
+static CUdeviceptr changing;
+static uint32_t *flag;
+static atomic_int waits, has_changed;
+
+/* In the middle of a call of the library's, so that another thread does it. */
+static void ask_for_change(void)
+{
+    atomic_store(&waits, 1);
+    while (!atomic_load(&has_changed))
+        sched_yield();
+}
+
+static void *change(void *unused)
+{
+    CHECK(cuCtxSetCurrent(context));
+    while (!atomic_load(&waits))
+        sched_yield();
+    CHECK(cuMemUnmap(changing, BEFORE));
+    back(changing, SINCE);
+    *(volatile uint32_t *)flag = 1;
+    atomic_store(&has_changed, 1);
+    return unused;
+}
+
+static void remaps(void)
+{
+    CUdeviceptr out, word;
+    CUstream beside;
+    pthread_t other;
+    CHECK(cuMemAlloc_v2(&out, 8));
+    CHECK(cuMemAddressReserve(&changing, BEFORE, 0, 0, 0));
+    back(changing, BEFORE);
+    CHECK(cuStreamCreate(&beside, 1));
+    CHECK(cuMemHostAlloc((void **)&flag, sizeof *flag, 0));
+    *flag = 0;
+    word = (CUdeviceptr)flag;
+    CHECK(cuLaunchKernel(kernels.wait_flag, 1, 1, 1, 1, 1, 1, 0, beside, (void *[]){&word}, NULL));
+    REQUIRE(pthread_create(&other, NULL, change, NULL) == 0);
+    find_simulator().after("cuCtxRecordEvent", ask_for_change);
+    /* Under stress one of a launch's operands moves, by chance. */
+    for (int i = 0; i < 1000 && !atomic_load(&has_changed); i++)
+        CHECK(read_it(changing, 4, out));
+    REQUIRE(atomic_load(&has_changed));
+    REQUIRE(pthread_join(other, NULL) == 0);
+    CHECK(cuCtxSynchronize());
+    printf("changed\n");
+}
+
 static int lies_at(CUdeviceptr at)
 {
     CUmemAllocationProp properties;
@@ -210,6 +262,8 @@ int main(int count, char **arguments)
         churns(atoi(arguments[2]), atoi(arguments[3]));
     else if (!strcmp(arguments[1], "faults") && count == 3)
         faults(atoi(arguments[2]));
+    else if (!strcmp(arguments[1], "remaps"))
+        remaps();
     else
         stays();
     return 0;

@@ -7,7 +7,7 @@
  * others. Or ahead: the rounds are not waited for. Or what the program says of its memory before: kept (what is near is anchored or
  * prefetched to where it is), away (what is far stays there), taken_back (the same, and then not any more). Or two: the second GPU has a
  * context as well. Or the arrays lie in memory that the program makes by cuMemCreate: segments (in pieces of 4 MiB, mapped one behind the
- * other as each array is made), arena (in one piece that is made for all). Or wait: for the end of its input, before it frees the arrays; each line of that is
+ * other as each array is made), mixed (the same, and the first piece of each array is for the second GPU), arena (in one piece that is made for all). Or wait: for the end of its input, before it frees the arrays; each line of that is
  * answered by a line of numbers (numbers.h).
  */
 #include "simulator.h"
@@ -149,6 +149,7 @@ static CUdeviceptr make_own(const char *how, size_t bytes)
         uint64_t handle;
         if (strcmp(how, "arena") == 0)
             continue;
+        properties.location.id = strcmp(how, "mixed") == 0 && own.at == array;
         CHECK(cuMemCreate(&handle, SEGMENT, &properties, 0));
         map_own(handle, own.at, SEGMENT);
         /* As an allocator does that knows its memory by its addresses. */
@@ -213,7 +214,7 @@ int main(int argc, char **argv)
     CHECK(cuMemAlloc_v2(&out, sizeof sum));
     CHECK(cuMemsetD32_v2(out, 0, 2));
     const char *how = argc == 6 ? argv[5] : "";
-    int is_own = strcmp(how, "segments") == 0 || strcmp(how, "arena") == 0;
+    int is_own = strcmp(how, "segments") == 0 || strcmp(how, "mixed") == 0 || strcmp(how, "arena") == 0;
     if (is_own)
         begin_own(how, 4 * n * count);
     for (int i = 0; i < count; i++) {

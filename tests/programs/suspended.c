@@ -14,11 +14,14 @@
  *   fork             a child that answers the driver's version, and ends
  *   allocate MIB     by another thread; allocated: whether it has
  *   hold CALL        the next call of the driver of this name stands at its end; stands: whether one does; let: it goes on
- *   create MIB       by another thread, memory of the program's own, mapped and filled; allocated: whether it has
+ *   create MIB       by another thread, memory of the program's own, mapped and filled; allocated: whether it has; filled: whether that is over;
+ *                  created: how many words of the last one are wrong
  *   keep MIB         by another thread, memory in a context of its own that it fills; kept: whether it has
  *   clear MIB        the same with zeros
  *   make MIB [GPU]   the same in memory of the program's own (of a GPU on which it may have no context), of handles of 4 MiB that are mapped one after the other; every second one has no reference any
  *                    more, and the first is mapped a second time, for GPU 0 to read
+ *   visit GPU        the GPU's primary context lives from here on
+ *   shut             the third of these is mapped for nobody
  *   lend             the handle of the first of these is given out, so that it has to stay
  *   handle           what the driver answers about the handle of the first, and about who may write to it where it is mapped the second time
  *   check            by another thread, what is kept; checked: how many words were wrong, or that it waits still
@@ -72,7 +75,7 @@ enum { MOST = 16, KINDS = 5 };
 static const size_t sizes[KINDS] = {24 * MIB, 6 * MIB, 2 * MIB, 40 << 10, 8 * MIB};
 static pthread_t workers[MOST];
 static int working;
-static atomic_int ends, handled, first, is_allocated, running, has_left;
+static atomic_int ends, handled, first, is_allocated, is_filled, running, has_left;
 static atomic_long rounds, wrong;
 
 static atomic_int is_reading, is_jumping, is_allocating, quits;
@@ -179,6 +182,9 @@ static void *allocate(void *argument)
     return NULL;
 }
 
+static CUdeviceptr last_created;
+static size_t last_bytes;
+
 static void *create(void *argument)
 {
     size_t bytes = (size_t)(uintptr_t)argument * MIB;
@@ -189,7 +195,12 @@ static void *create(void *argument)
     CHECK(cuCtxSetCurrent(context));
     CHECK(cuMemCreate(&handle, bytes, &properties, 0));
     atomic_store(&is_allocated, 1);
-    CHECK(cuMemsetD32_v2(map_for(0, handle, bytes), 7, bytes / 4));
+    CUdeviceptr created = map_for(0, handle, bytes);
+    CHECK(cuMemsetD32_v2(created, 7, bytes / 4));
+    CHECK(cuCtxSynchronize());
+    last_created = created;
+    last_bytes = bytes;
+    atomic_store(&is_filled, 1);
     return NULL;
 }
 
@@ -451,6 +462,13 @@ int main(void)
         } else if (sscanf(line, "make %d %d", &number, &made_on) >= 1) {
             REQUIRE(pthread_create(&other, NULL, make, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
             puts(atomic_load(&is_kept) ? "made" : "not");
+        } else if (sscanf(line, "visit %d", &number) == 1) {
+            start_on(number);
+            puts("visited");
+        } else if (strcmp(line, "shut") == 0) {
+            CHECK(cuMemUnmap(kept + 2 * PIECE, PIECE));
+            CHECK(cuMemMap(kept + 2 * PIECE, PIECE, 0, pieces[2], 0));
+            puts("shut");
         } else if (strcmp(line, "lend") == 0) {
             int descriptor = -1;
             CHECK(cuMemExportToShareableHandle(&descriptor, pieces[0], POSIX_FD, 0));
@@ -521,6 +539,18 @@ int main(void)
                 REQUIRE(pthread_join(workers[--working], NULL) == 0);
             atomic_store(&ends, 0);
             printf("%ld wrong\n", atomic_load(&wrong));
+        } else if (strcmp(line, "created") == 0) {
+            uint32_t *words = malloc(last_bytes);
+            long found = 0;
+            REQUIRE(words);
+            start_on(0);
+            CHECK(cuMemcpyDtoH_v2(words, last_created, last_bytes));
+            for (size_t at = 0; at < last_bytes / 4; at++)
+                found += words[at] != 7;
+            free(words);
+            printf("%ld\n", found);
+        } else if (strcmp(line, "filled") == 0) {
+            puts(atomic_load(&is_filled) ? "yes" : "no");
         } else if (strcmp(line, "exit") == 0) {
             atomic_store(&leaves, 1);
             (exit)(5);

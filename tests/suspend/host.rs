@@ -125,6 +125,37 @@ fn what_stands_beside_freed_memory_leaves_whole() {
     assert!(program.end().0.success());
 }
 
+/// An arena that its GPU had no room for lies in parts, on several GPUs.
+#[test]
+fn memory_of_its_own_in_parts_leaves_and_comes_back_part_by_part() {
+    let run = suspended("2x512MiB").env("GPUPOOL_LIMIT", "0:64MiB");
+    let mut program = run.env("GPUPOOL_MOVE", "off").start(None);
+    program.ask("create 240");
+    eventually("memory that is filled", || (program.ask("filled") == "yes").then_some(()));
+    let on = |page: &Snapshot| -> Vec<u64> { page.levels.places.rows.iter().map(|place| place.own).collect() };
+    let before = on(&page(&program).unwrap());
+    assert_eq!(before[..2].iter().sum::<u64>(), 240 * MIB);
+    assert!(before[..2].iter().all(|bytes| *bytes > 0), "{before:?}");
+    for _ in 0..2 {
+        let left = told(&program, "suspend --to host");
+        assert_eq!((&left["bytes"], &left["stayed_bytes"]), (&(240 * MIB).into(), &0.into()), "{left}");
+        assert_eq!(on(&page(&program).unwrap()), [0, 0, 240 * MIB]);
+        let back = told(&program, "resume");
+        assert_eq!(back["stayed_bytes"], 0, "{back}");
+        assert_eq!(on(&page(&program).unwrap()), before);
+        assert_eq!(program.ask("created"), "0");
+    }
+    // So does what is on one GPU that is drained.
+    let gpu = page(&program).unwrap().levels.gpu(1).unwrap().uuid_text().unwrap();
+    let drained = program.gpupool(&format!("drain {gpu}"));
+    assert!(drained.status.success(), "{drained:?}");
+    assert_eq!(on(&page(&program).unwrap()), [before[0], 0, before[1]]);
+    assert!(program.gpupool(&format!("undrain {gpu}")).status.success());
+    assert_eq!(on(&page(&program).unwrap()), before);
+    assert_eq!(program.ask("created"), "0");
+    ends_well(program);
+}
+
 /// The system gives the process no more addresses than this: memory of the driver's and of the program's, which it has, and some for what leaves.
 #[test]
 fn where_the_process_may_map_no_more_what_has_no_room_stays_and_the_rest_leaves() {

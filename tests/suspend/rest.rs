@@ -58,6 +58,36 @@ fn what_a_drain_kept_from_coming_back_comes_back_behind_it() {
     is_right(&mut program);
 }
 
+/// Wherever it lay meanwhile, and whether it had left before the program was suspended or leaves then: once that has been resumed, it is at home.
+#[test]
+fn what_left_a_drained_gpu_is_back_with_the_resume_where_that_was_undrained_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let to_disk = format!("suspend --to {}", folder.path().display());
+    for (gpus, moving, suspend) in [
+        ("1x1GiB", "auto", "suspend --to host"),
+        ("1x1GiB", "off", "suspend --to host"),
+        ("1x1GiB", "auto", &to_disk),
+        ("2x1GiB", "auto", "suspend --to host"),
+        ("2x1GiB", "auto", &to_disk),
+    ] {
+        let what = format!("{gpus}, {moving}, {suspend}");
+        let mut program = suspended(gpus).env("GPUPOOL_MOVE", moving).start(None);
+        program.ask("keep 64");
+        let gpu = eventually("a page", || page(&program)).levels.gpu(0).unwrap().uuid_text().unwrap();
+        program.gpupool(&format!("drain {gpu}"));
+        assert_eq!(page(&program).map(|page| on(&page, 0)), Some(0), "{what}");
+        told(&program, suspend);
+        assert!(program.gpupool(&format!("undrain {gpu}")).status.success(), "{what}");
+        let back = told(&program, "resume");
+        assert_eq!(back["stayed_bytes"], 0, "{what}: {back}");
+        let after = page(&program).unwrap();
+        assert_eq!((on(&after, 0), on(&after, 1)), (64 * MIB, 0), "{what}: {back} {after:?}");
+        is_right(&mut program);
+        assert!(super::refused(&program, "resume").contains("it is not suspended"), "{what}");
+        ends_well(program);
+    }
+}
+
 /// What a resumed program has on another GPU is far, as if it had been allocated there, and so is what lies there while it is suspended.
 #[test]
 fn what_left_a_gpu_and_came_to_another_one_counts_as_far() {

@@ -5,11 +5,11 @@
 //! they had when the program was stopped.
 
 use crate::backing::open::Opened;
-use crate::serve::handles::by_hand;
+use crate::serve::handles::by_hand::{self, Read};
 use crate::serve::memory::names::{self, Named};
 use crate::serve::memory::{call_sites, labels};
 use crate::watch::site;
-use gpupool_cuda::CuResult;
+use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::{Backend, Block, Fault, Mover};
 use gpupool_store::{About, Name};
 use std::collections::btree_map::Entry;
@@ -34,10 +34,12 @@ pub struct Subject {
     opened: &'static Opened,
     pub blocks: Vec<About>,
     pub spans: Vec<Span>,
-    /// Bytes of the program's own that cannot be read.
+    /// Bytes of the program's own that no GPU reaches which it works on.
     pub left_out: u64,
     /// By the address of a chunk of the pool: its second mapping, and how long it is.
     aliases: BTreeMap<u64, (u64, u64)>,
+    /// The same of memory of the program's own.
+    own_aliases: Vec<(u64, u64)>,
 }
 
 /// What a place begins with that another block of the same size was asked for at.
@@ -52,7 +54,7 @@ const NOBODY: u64 = u64::MAX;
 /// Bytes of all blocks now: for a first guess at the room that they need.
 pub fn bytes(opened: &Opened) -> u64 {
     let pooled: u64 = opened.pool.stretches().iter().map(|(block, _)| block.bytes).sum();
-    pooled + by_hand::all().iter().map(|own| own.bytes).sum::<u64>()
+    pooled + by_hand::all_mapped().iter().map(|own| own.bytes).sum::<u64>()
 }
 
 impl Subject {
@@ -60,8 +62,15 @@ impl Subject {
     ///
     /// # Errors
     /// The driver's answer to the second mapping.
-    pub fn find(opened: &'static Opened) -> Result<Self, CuResult> {
-        let mut found = Self { opened, blocks: Vec::new(), spans: Vec::new(), left_out: 0, aliases: BTreeMap::new() };
+    pub fn find(driver: &Driver, opened: &'static Opened) -> Result<Self, CuResult> {
+        let mut found = Self {
+            opened,
+            blocks: Vec::new(),
+            spans: Vec::new(),
+            left_out: 0,
+            aliases: BTreeMap::new(),
+            own_aliases: Vec::new(),
+        };
         let stretches = opened.pool.stretches();
         for piece in stretches.iter().flat_map(|(_, pieces)| pieces) {
             let Entry::Vacant(alias) = found.aliases.entry(piece.chunk_address) else { continue };
@@ -101,12 +110,19 @@ impl Subject {
                 });
             }
         }
-        // Nobody unmaps or releases it while the program is stopped.
-        for (number, own) in (0..).zip(by_hand::all()) {
-            if !by_hand::is_readable(own.address, own.asked) {
-                found.left_out += own.bytes;
-                continue;
-            }
+        // Nobody unmaps or releases it while the program is stopped. Programs make memory for GPUs on which they have no context, and let another one use it.
+        for (number, own) in (0..).zip(by_hand::all_mapped()) {
+            let (gpu, address) = match by_hand::readable(driver, opened, &own)? {
+                Some(Read::There(gpu)) => (gpu, own.address),
+                Some(Read::Aliased(gpu, alias)) => {
+                    found.own_aliases.push((alias, own.bytes));
+                    (gpu, alias)
+                }
+                None => {
+                    found.left_out += own.bytes;
+                    continue;
+                }
+            };
             let block = found.blocks.len();
             let home = Some(own.asked);
             found.blocks.push(About {
@@ -116,8 +132,7 @@ impl Subject {
                 home,
                 ..About::default()
             });
-            let (address, bytes, gpu) = (own.address, own.bytes, own.asked);
-            found.spans.push(Span { block, offset: 0, address, bytes, owner: NOBODY, gpu });
+            found.spans.push(Span { block, offset: 0, address, bytes: own.bytes, owner: NOBODY, gpu });
         }
         for Named { name, address, bytes, .. } in names::all() {
             let is_in = |about: &&mut About| about.address <= address && address + bytes <= about.address + about.bytes;
@@ -138,7 +153,7 @@ impl Subject {
 
 impl Drop for Subject {
     fn drop(&mut self) {
-        for (alias, bytes) in self.aliases.values() {
+        for (alias, bytes) in self.aliases.values().chain(&self.own_aliases) {
             // One that stays mapped keeps memory from the driver, and there is no second way.
             let _ = self.opened.pool.backend().drop_alias(*alias, *bytes);
         }

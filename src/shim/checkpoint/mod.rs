@@ -52,7 +52,7 @@ pub struct Done {
     pub unchanged: u64,
     /// Of memory: the same, but what the image before had of it was damaged, so it was written again.
     pub damaged: u64,
-    /// Bytes of the program's own that cannot be read, and are not in it.
+    /// Bytes of the program's own that no GPU reaches which it works on, and that are not in it.
     pub left_out: u64,
     /// Bytes for which there was no room elsewhere, so that the program waited until they were with the store.
     pub in_stop: u64,
@@ -163,7 +163,8 @@ fn told_of(asked: &Asked, begun: Instant, taken: Result<(Written, Done), String>
                 say(
                     &asked.folder,
                     &format!(
-                        "{} that the program made by cuMemCreate are not in the image, since their GPU may not read them",
+                        "{} that the program made by cuMemCreate are not in the image, since none of the GPUs that it works on reaches the place where \
+                         they lie",
                         format_size(done.left_out)
                     ),
                 );
@@ -315,7 +316,7 @@ fn stopped(
 ) -> Result<Stop, String> {
     let begun = Instant::now();
     let mapped = |result| format!("the driver answered {result} to mapping its memory a second time");
-    let subject = Subject::find(opened).map_err(mapped)?;
+    let subject = Subject::find(driver, opened).map_err(mapped)?;
     let keys = subject.blocks.iter().map(|about| writer.block(about.clone()));
     let keys: Vec<Key> = keys.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
     let total = subject.bytes();

@@ -546,10 +546,13 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         return Err("it is not suspended".to_owned());
     };
     let begun = Instant::now();
+    // What was elsewhere before it was suspended, or has left since, goes to where it may lie now with the rest: a GPU that was undrained meanwhile has its
+    // memory again once the program goes on. At the end of the process it lies well where it lies.
+    let parted = match open::opened() {
+        Some(opened) if !gate::is_ending() => vacate::with_left(opened, parted),
+        _ => parted,
+    };
     let left = parted.clone();
-    if let Some(opened) = open::opened() {
-        vacate::have_lent_again(opened, &left);
-    }
     let back = match (open::opened(), process::driver()) {
         (Some(opened), Some(driver)) => coming_back::come_back(opened, driver, &held, parted, put.as_ref(), progress),
         _ => Ok((0, 0)),

@@ -181,6 +181,27 @@ pub fn remember(left: Vec<Parted>) {
     }
 }
 
+/// Of a program that is about to be resumed: what left its GPUs when it was suspended, and behind it what may come back to GPUs that something had left before. What of
+/// both is the same goes to where it lay first, in one step.
+pub fn with_left(opened: &open::Opened, parted: Vec<Parted>) -> Vec<Parted> {
+    let known: Vec<Parted> = AWAY.lock().values().flatten().copied().collect();
+    have_lent_again(opened, &parted);
+    have_lent_again(opened, &known);
+    let mut away = Vec::new();
+    for gpu in left() {
+        away.extend(AWAY.lock().remove(&gpu).unwrap_or_default());
+    }
+    joined(parted, coming_back::not_back(opened, &once(away)))
+}
+
+/// What left, each byte once: to where it lay before it was `away` already. What only is away comes last, since it lies where GPUs reach it.
+fn joined(parted: Vec<Parted>, away: Vec<Parted>) -> Vec<Parted> {
+    let beside = parting::beyond(away.clone(), &parted);
+    let both = parting::beyond(away.clone(), &beside);
+    let rest = parting::beyond(parted, &away);
+    both.into_iter().chain(rest).chain(beside).collect()
+}
+
 /// The GPUs that something may come back to.
 fn left() -> Vec<u32> {
     let all: Vec<u32> = AWAY.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect();
@@ -710,6 +731,18 @@ mod tests {
         let all = once(vec![pooled(200, 50), pooled(100, 40), pooled(100, 40), pooled(120, 60), pooled(210, 10)]);
         let all: Vec<_> = all.iter().map(|parted| (parted.address(), parted.bytes())).collect();
         assert_eq!(all, [(100, 40), (140, 40), (200, 50)]);
+    }
+
+    #[test]
+    fn what_was_elsewhere_before_it_left_comes_back_to_where_it_lay_first() {
+        let pooled =
+            |address, bytes, from| Parted::Pooled { block: 1, start: 0, address, bytes, from: Place::Gpu(from) };
+        let own = |address, from| Parted::Own { address, bytes: 10, asked: 0, from: Place::Gpu(from) };
+        let parted = vec![pooled(100, 100, 1), pooled(300, 50, 0), own(1000, 1)];
+        let away = vec![pooled(150, 100, 0), pooled(500, 10, 0), own(1000, 0), own(2000, 0)];
+        let all = [pooled(150, 50, 0), own(1000, 0), pooled(100, 50, 1), pooled(300, 50, 0)];
+        let beside = [pooled(200, 50, 0), pooled(500, 10, 0), own(2000, 0)];
+        assert_eq!(joined(parted, away), [&all[..], &beside[..]].concat());
     }
 
     #[test]

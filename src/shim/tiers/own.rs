@@ -2,7 +2,9 @@
 //! behind a handle.
 //!
 //! To the tiers a block is a stretch of addresses that the program has mapped one behind the other, since a tensor lies over several handles of an
-//! allocator's 20 MiB. It grows as long as more is mapped behind it, and may have holes.
+//! allocator's 20 MiB. It grows as long as more is mapped behind it, and may have holes. Where its handles are for several GPUs it is a block of each of these, and what is for
+//! another GPU is a hole: a pointer to its begin names all that is behind it, whichever GPU the first handle is for. Rejected: a block for each run of handles of one GPU, behind
+//! whose end nothing would be named.
 //!
 //! What the program's handles keep is not the pool's to prepare beside running work: memory is made, copied and mapped while the program is
 //! stopped. That takes longer than a swap of the pool's, which the tiers learn by what moves took.
@@ -26,11 +28,11 @@ use std::collections::BTreeMap;
 const MOST: u64 = 512 << 20;
 
 /// A stretch of addresses with memory of the program's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Stretch {
     end: u64,
-    /// The GPU that all of it was asked for on.
-    gpu: u32,
+    /// The GPUs that something of it was asked for on.
+    gpus: Vec<u32>,
     /// Bytes of it that are mapped. The rest are holes.
     mapped: u64,
 }
@@ -43,31 +45,43 @@ pub(super) fn start() {
     handles::hear_of_mappings(Hearer { mapped, unmapped, placed: placed_by_program });
 }
 
-/// What a mapping changes.
+/// What a mapping changes, for the GPUs that have something of the stretch already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     /// A stretch of its own.
     New,
-    /// More of the one that begins here.
-    Grown(u64),
+    /// More of the one that is there.
+    Grown,
     /// Something in a hole.
     Filled,
 }
 
-fn add(all: &mut BTreeMap<u64, Stretch>, range: Range, gpu: u32) -> Change {
-    let before = all.range_mut(..=range.start).next_back();
-    if let Some((&start, stretch)) = before.filter(|(_, stretch)| stretch.gpu == gpu && range.start <= stretch.end) {
-        if range.end <= stretch.end {
-            stretch.mapped += range.bytes();
-            return Change::Filled;
-        }
+/// The stretch that this is mapped in, and where it begins; whether it is the first there of its GPU.
+struct Added<'a> {
+    change: Change,
+    start: u64,
+    stretch: &'a Stretch,
+    is_first: bool,
+}
+
+fn add(all: &mut BTreeMap<u64, Stretch>, range: Range, gpu: u32) -> Added<'_> {
+    let before = all.range(..=range.start).next_back();
+    let start = before.filter(|(_, stretch)| range.start <= stretch.end).map_or(range.start, |(start, _)| *start);
+    let new = Stretch { end: range.start, gpus: Vec::new(), mapped: 0 };
+    let stretch = all.entry(start).or_insert(new);
+    let change = match stretch.mapped {
+        0 => Change::New,
+        _ if range.end <= stretch.end => Change::Filled,
         // Nothing else is mapped there now, or the driver would have refused it; a hole at the end of a stretch may be passed over.
-        stretch.mapped += range.bytes();
-        stretch.end = range.end;
-        return Change::Grown(start);
+        _ => Change::Grown,
+    };
+    stretch.mapped += range.bytes();
+    stretch.end = stretch.end.max(range.end);
+    let is_first = !stretch.gpus.contains(&gpu);
+    if is_first {
+        stretch.gpus.push(gpu);
     }
-    all.insert(range.start, Stretch { end: range.end, gpu, mapped: range.bytes() });
-    Change::New
+    Added { change, start, stretch, is_first }
 }
 
 /// The stretch that lost this, and whether nothing of it is mapped any more.
@@ -77,7 +91,7 @@ fn take(all: &mut BTreeMap<u64, Stretch>, range: Range) -> Option<(u64, Stretch,
         return None;
     }
     stretch.mapped = stretch.mapped.saturating_sub(range.bytes());
-    let (left, is_over) = (*stretch, stretch.mapped == 0);
+    let (left, is_over) = (stretch.clone(), stretch.mapped == 0);
     if is_over {
         all.remove(&start);
     }
@@ -94,20 +108,25 @@ fn mapped(address: u64, bytes: u64, gpu: u32, is_elsewhere: bool) {
     let range = Range::of(address, bytes);
     // Held until the tiers know of it: another thread's mapping behind this one is told after it.
     let mut all = STRETCHES.lock();
-    let change = add(&mut all, range, gpu);
-    if let Some(home) = home(gpu) {
+    let Added { change, start, stretch, is_first } = add(&mut all, range, gpu);
+    for home in homes(stretch) {
         let mut tiers = home.tiers.lock();
         match change {
-            Change::New => tiers.block_began(address, bytes),
-            Change::Grown(start) => tiers.block_grew(start, address, bytes),
+            _ if is_first && home.gpu == gpu => tiers.block_began(start, stretch.end - start),
+            Change::New => {}
+            Change::Grown => tiers.block_grew(start, address, bytes),
             Change::Filled => tiers.placed(range),
         }
-        return;
     }
     drop(all);
-    if is_elsewhere || process::settings().moving == Move::Stress {
+    if home(gpu).is_none() && (is_elsewhere || process::settings().moving == Move::Stress) {
         begin(gpu);
     }
+}
+
+/// Of the GPUs that have something of a stretch, those whose memory may move.
+fn homes(stretch: &Stretch) -> impl Iterator<Item = &'static Home> {
+    stretch.gpus.iter().filter_map(|gpu| home(*gpu))
 }
 
 fn unmapped(address: u64, bytes: u64) {
@@ -115,7 +134,7 @@ fn unmapped(address: u64, bytes: u64) {
     placed::own(range, false);
     let mut all = STRETCHES.lock();
     let Some((start, stretch, is_over)) = take(&mut all, range) else { return };
-    if let Some(home) = home(stretch.gpu) {
+    for home in homes(&stretch) {
         let mut tiers = home.tiers.lock();
         if is_over { tiers.block_ended(start) } else { tiers.placed(range) }
     }
@@ -124,16 +143,15 @@ fn unmapped(address: u64, bytes: u64) {
 fn placed_by_program(address: u64, bytes: u64, is_placed: bool) {
     let range = Range::of(address, bytes);
     placed::own(range, is_placed);
-    let gpu = STRETCHES.lock().range(..=address).next_back().map(|(_, stretch)| stretch.gpu);
-    if let Some(home) = gpu.and_then(home) {
-        home.tiers.lock().placed(range);
-    }
+    let all = STRETCHES.lock();
+    let stretch = all.range(..=address).next_back().map(|(_, stretch)| stretch);
+    stretch.into_iter().flat_map(homes).for_each(|home| home.tiers.lock().placed(range));
 }
 
 /// Tells the stretches of a GPU, for who begins to move: where each begins, and its bytes. None changes meanwhile.
 pub(super) fn each_stretch(gpu: u32, mut tell: impl FnMut(u64, u64)) {
     let all = STRETCHES.lock();
-    all.iter().filter(|(_, it)| it.gpu == gpu).for_each(|(&start, it)| tell(start, it.end - start));
+    all.iter().filter(|(_, it)| it.gpus.contains(&gpu)).for_each(|(&start, it)| tell(start, it.end - start));
 }
 
 /// The end of the stretch that an address lies in.
@@ -229,9 +247,14 @@ pub(super) fn exchange(
     let Some(mut quiet) = stop.stop() else {
         return Err(stop.failed(outcome));
     };
-    let mut done: Vec<(Goes, bool)> = Vec::new();
+    let (mut done, mut others): (Vec<(Goes, bool)>, Vec<Range>) = (Vec::new(), Vec::new());
     let mut is_full = false;
     for goes in far.iter().chain(near) {
+        // The program may have mapped something else there until the GPU was at rest, for which nobody has reckoned.
+        if !is_there(&goes.piece) {
+            others.push(range_of(&goes.piece));
+            continue;
+        }
         let mut was_quiet = true;
         let moved = by_hand::move_part(home.driver, home.opened, &goes.piece, goes.to, || {
             was_quiet = gpupool_pool::Stopped::still_quiet(&mut quiet);
@@ -240,20 +263,26 @@ pub(super) fn exchange(
         done.push((*goes, moved.is_ok()));
         if !was_quiet {
             drop(quiet);
-            settle(home, &done, outcome);
+            settle(home, &done, &others, outcome);
             return Err(stop.passed(outcome));
         }
         is_full |= matches!(moved, Err(Unplaced::Refused(CuResult::OUT_OF_MEMORY)));
     }
     drop(quiet);
-    settle(home, &done, outcome);
+    settle(home, &done, &others, outcome);
     stop.over(outcome);
     if is_full && done.iter().all(|(_, moved)| !moved) { Err(Failed::Full) } else { Ok(()) }
 }
 
-/// What became of them is told.
-fn settle(home: &Home, done: &[(Goes, bool)], outcome: &mut Outcome) {
+/// Whether this part is what is mapped there now.
+fn is_there(piece: &OwnPiece) -> bool {
+    by_hand::pieces(piece.start, 1).first().is_some_and(|now| now == piece)
+}
+
+/// What became of them is told, and of ranges at which something else is mapped by now.
+fn settle(home: &Home, done: &[(Goes, bool)], others: &[Range], outcome: &mut Outcome) {
     let mut tiers = home.tiers.lock();
+    others.iter().for_each(|range| tiers.placed(*range));
     for (Goes { piece, to }, moved) in done {
         let range = range_of(piece);
         tiers.placed(range);
@@ -275,17 +304,27 @@ mod tests {
     fn what_is_mapped_behind_each_other_is_one_stretch_until_nothing_of_it_is_mapped() {
         let mut all = BTreeMap::new();
         let range = |start, end| Range { start, end };
-        assert_eq!(add(&mut all, range(100, 120), 0), Change::New);
-        assert_eq!(add(&mut all, range(120, 140), 0), Change::Grown(100));
-        assert_eq!(add(&mut all, range(140, 160), 1), Change::New, "of another GPU");
-        assert_eq!(add(&mut all, range(160, 170), 1), Change::Grown(140));
-        assert_eq!(take(&mut all, range(100, 120)).map(|(start, _, is_over)| (start, is_over)), Some((100, false)));
-        assert_eq!(add(&mut all, range(100, 110), 0), Change::Filled);
-        assert_eq!(take(&mut all, range(120, 140)).map(|(start, _, is_over)| (start, is_over)), Some((100, false)));
-        assert_eq!(take(&mut all, range(100, 110)).map(|(start, _, is_over)| (start, is_over)), Some((100, true)));
-        assert_eq!(take(&mut all, range(100, 110)), None);
-        assert_eq!(all.keys().copied().collect::<Vec<_>>(), [140]);
-        assert_eq!(add(&mut all, range(500, 520), 0), Change::New);
+        let adds = |all: &mut BTreeMap<u64, Stretch>, start, end, gpu| {
+            let added = add(all, range(start, end), gpu);
+            (added.change, added.start, added.is_first)
+        };
+        let taken = |all: &mut BTreeMap<u64, Stretch>, start, end| {
+            take(all, range(start, end)).map(|(start, _, is_over)| (start, is_over))
+        };
+        assert_eq!(adds(&mut all, 100, 120, 0), (Change::New, 100, true));
+        assert_eq!(adds(&mut all, 120, 140, 0), (Change::Grown, 100, false));
+        assert_eq!(adds(&mut all, 140, 160, 1), (Change::Grown, 100, true), "of another GPU");
+        assert_eq!(adds(&mut all, 160, 170, 0), (Change::Grown, 100, false));
+        assert_eq!(taken(&mut all, 100, 120), Some((100, false)));
+        assert_eq!(adds(&mut all, 100, 110, 1), (Change::Filled, 100, false));
+        for (start, end) in [(120, 140), (100, 110), (140, 160)] {
+            assert_eq!(taken(&mut all, start, end), Some((100, false)));
+        }
+        assert_eq!(taken(&mut all, 160, 170), Some((100, true)));
+        assert_eq!(taken(&mut all, 100, 110), None);
+        assert_eq!(adds(&mut all, 500, 520, 0), (Change::New, 500, true));
+        assert_eq!(adds(&mut all, 521, 530, 0), (Change::New, 521, true), "a byte behind it");
+        assert_eq!(all.keys().copied().collect::<Vec<_>>(), [500, 521]);
     }
 
     #[test]

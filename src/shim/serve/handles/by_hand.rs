@@ -14,7 +14,7 @@ use crate::watch::context::{self, Gpus};
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Stream};
 use gpupool_events::BlockMove;
-use gpupool_pool::{Fault, Mover, Place, Transfer};
+use gpupool_pool::{Backend, Fault, Mover, Place, Transfer};
 
 /// Whether memory of the program's own is mapped at this address, as far as that is known here.
 pub fn is_own(address: u64) -> bool {
@@ -55,7 +55,8 @@ pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, st
             there += bytes;
             continue;
         }
-        match move_behind(driver, opened, mapping.start, bytes, place, asked, || Some(gate::enter_by_hand())) {
+        let alone = || Some(gate::enter_by_hand());
+        match move_much(driver, opened, (mapping.start, Much::All), bytes, place, asked, alone) {
             Ok(()) => moved += bytes,
             Err(Unplaced::Stayed) => stayed += bytes,
             Err(other) => {
@@ -82,14 +83,52 @@ pub fn is_anywhere(address: u64, bytes: u64) {
     super::tell_placed(address, bytes, false);
 }
 
-/// All that is mapped whole, once each.
+/// All that is mapped whole, once each, and part by part where it has several.
 pub fn all() -> Vec<Own> {
     if super::is_any() { with_inventory(|inventory| inventory.all_mapped_whole()) } else { Vec::new() }
 }
 
-/// Whether a GPU may read what is mapped at this address.
-pub fn is_readable(address: u64, gpu: u32) -> bool {
-    with_range(address, 1, |inventory| inventory.is_readable(address, gpu)).unwrap_or(false)
+/// All that is mapped, whole or not, for who reads it.
+pub fn all_mapped() -> Vec<Own> {
+    if super::is_any() { with_inventory(|inventory| inventory.all_mapped()) } else { Vec::new() }
+}
+
+/// From where memory of the program's own is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// This GPU, which has a context, may read it where the program has mapped it.
+    There(u32),
+    /// The program lets none of those read it that have one; this GPU may by a second mapping, which the caller takes down ([`Mover::drop_alias`]).
+    Aliased(u32, u64),
+}
+
+/// Finds from where this can be read, while nobody unmaps it; `None`: no GPU that the program works on reaches where it lies.
+///
+/// # Errors
+/// The driver's answer to a second mapping.
+pub fn readable(driver: &Driver, opened: &Opened, own: &Own) -> Result<Option<Read>, CuResult> {
+    let &Own { address, bytes, asked, place } = own;
+    let working = |gpu: &u32| context::is_on(Device::of(*gpu));
+    // What was asked for on one GPU is read by that one where that can be: it has its buffers already.
+    let others = opened.plan.topology.gpus.iter().map(|gpu| gpu.ordinal).filter(|gpu| *gpu != asked);
+    let all = std::iter::once(asked).chain(others).filter(working);
+    let may = |gpu: &u32| with_range(address, 1, |inventory| inventory.is_readable(address, *gpu)).unwrap_or(false);
+    if let Some(gpu) = all.clone().find(may) {
+        return Ok(Some(Read::There(gpu)));
+    }
+    let reachers: Vec<u32> = opened.plan.readers(place).collect();
+    let mut reaching = all.filter(|gpu| reachers.contains(gpu));
+    let Some(gpu) = reaching.next() else { return Ok(None) };
+    // The program may have released its own reference.
+    let handle = driver.retain_at(address)?;
+    let alias = opened.pool.backend().alias(handle, bytes, place).map_err(error_of);
+    let released = exchange::again(|| driver.release(handle));
+    let address = alias?;
+    if !released.is_ok() {
+        let _ = opened.pool.backend().drop_alias(address, bytes);
+        return Err(released);
+    }
+    Ok(Some(Read::Aliased(gpu, address)))
 }
 
 /// Bytes of the program's own memory at a place, mapped or not.
@@ -190,7 +229,7 @@ fn to_place<A>(
     answer.map_err(|stays| unplaced(stays, bytes, place))
 }
 
-/// Moves what is mapped at `start`, while what `alone` gives is held: nobody else uses it then. Freed memory of the pool makes room at the
+/// Moves what [`all`] says is mapped at `start`, while what `alone` gives is held: nobody else uses it then. Freed memory of the pool makes room at the
 /// place.
 ///
 /// # Errors
@@ -204,12 +243,24 @@ pub fn move_behind<A>(
     asked: u32,
     alone: impl Fn() -> Option<A>,
 ) -> Result<(), Unplaced> {
+    move_much(driver, opened, (start, Much::Each), bytes, place, asked, alone)
+}
+
+fn move_much<A>(
+    driver: &Driver,
+    opened: &Opened,
+    which: (u64, Much),
+    bytes: u64,
+    place: Place,
+    asked: u32,
+    alone: impl Fn() -> Option<A>,
+) -> Result<(), Unplaced> {
     let copier = copier(driver, asked);
     let inward = place == Place::Gpu(asked);
     let copy =
         |to: u64, from: u64, bytes: u64| copied(opened, copier, &[Transfer { from, to, bytes, inward, stored: false }]);
     let readers = |place: Place| opened.plan.readers(place).collect();
-    let moves = |_: &[u32]| exchange::move_to(driver, (start, Much::All), place, &readers, copier, copy);
+    let moves = |_: &[u32]| exchange::move_to(driver, which, place, &readers, copier, copy);
     to_place(opened, place, bytes, alone, moves)
 }
 

@@ -273,7 +273,7 @@ impl Mapping {
 const TRIES: usize = 8;
 
 /// Makes such a call.
-fn again(call: impl Fn() -> CuResult) -> CuResult {
+pub(super) fn again(call: impl Fn() -> CuResult) -> CuResult {
     let mut result = call();
     for _ in 1..TRIES {
         if result.is_ok() {
@@ -424,6 +424,8 @@ pub enum Much {
     All,
     /// The part of it that begins at the address.
     Part,
+    /// The same where there are several parts, and all of it where there is one.
+    Each,
 }
 
 /// Moves what is mapped at an address to another place, with its data. No work that uses it is queued or running, and none is begun
@@ -441,7 +443,9 @@ pub fn move_to(
     let moving = with_inventory(|inventory| {
         let (start, mapping) = inventory.mapping_at(address).ok_or(Stays::Unknown)?;
         let number = mapping.number;
-        inventory.begin_move(number, (much == Much::Part).then_some(address - start))
+        let has_parts = || inventory.memory.get(&number).is_some_and(|memory| memory.parts.len() > 1);
+        let is_part = much == Much::Part || much == Much::Each && has_parts();
+        inventory.begin_move(number, is_part.then_some(address - start))
     })?;
     let bytes = moving.bytes();
     let accounts = with_inventory(|inventory| inventory.accounts);

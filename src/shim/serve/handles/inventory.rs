@@ -679,17 +679,48 @@ impl Inventory {
         before.into_iter().chain(inside).map(owned).collect()
     }
 
-    /// The program's own memory that one mapping has all of, each once, and that lies at one place.
+    /// The program's own memory that one mapping has all of, each once, by its parts.
     pub fn all_mapped_whole(&self) -> Vec<Own> {
         let mut seen = BTreeSet::new();
         let mut found = Vec::new();
         for (start, mapping) in &self.mappings {
             let Some(memory) = self.memory.get(&mapping.number) else { continue };
-            let (Origin::Asked(asked), [part]) = (memory.origin, &memory.parts[..]) else { continue };
-            if mapping.offset == 0 && mapping.bytes == part.bytes && seen.insert(mapping.number) {
-                found.push(Own { address: *start, bytes: mapping.bytes, asked, place: part.place });
+            let Origin::Asked(asked) = memory.origin else { continue };
+            if mapping.offset == 0 && mapping.bytes == memory.bytes() && seen.insert(mapping.number) {
+                let parts = memory.begins.iter().zip(&memory.parts);
+                found.extend(parts.map(|(begin, part)| Own {
+                    address: start + begin,
+                    bytes: part.bytes,
+                    asked,
+                    place: part.place,
+                }));
             }
         }
+        found
+    }
+
+    /// All that is mapped of the program's own memory, part by part and once each: for who reads it. Of what is mapped several times, the longest mapping counts.
+    pub fn all_mapped(&self) -> Vec<Own> {
+        let mut longest: BTreeMap<Number, (u64, &Mapping)> = BTreeMap::new();
+        for (start, mapping) in self.mappings.iter().filter(|(_, mapping)| mapping.offset == 0) {
+            let known = longest.entry(mapping.number).or_insert((*start, mapping));
+            if known.1.bytes < mapping.bytes {
+                *known = (*start, mapping);
+            }
+        }
+        let mut found = Vec::new();
+        for (number, (start, mapping)) in longest {
+            let Some(memory) = self.memory.get(&number).filter(|memory| memory.away.is_none()) else { continue };
+            let Origin::Asked(asked) = memory.origin else { continue };
+            let parts = memory.parts_in(0, mapping.bytes);
+            found.extend(parts.map(|(begin, part)| Own {
+                address: start + begin,
+                bytes: part.bytes.min(mapping.bytes - begin),
+                asked,
+                place: part.place,
+            }));
+        }
+        found.sort_unstable_by_key(|own| own.address);
         found
     }
 

@@ -1,0 +1,513 @@
+//! Images of one program: of one moment, whatever it does meanwhile and whoever fails.
+
+use super::{
+    MIB, agrees, begin_image, blocks_of, checkpointed, data, ends_well, generations, image, image_under_way, refused,
+    store, stored, told, unfinished, verifies,
+};
+use gpupool_store::{Reader, Which};
+use harness::{Run, Running, at_work, eventually, goes_on};
+use serde_json::Value;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+#[test]
+fn an_image_of_a_program_at_work_is_of_one_moment() {
+    const THREADS: u32 = 8;
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    at_work(&mut program, THREADS);
+    for generation in 1..=20 {
+        let told = image(&program, &folder, "--keep 2");
+        assert_eq!(told["generation"], generation);
+        let least = u64::from(THREADS) * 5 * MIB;
+        assert!(told["bytes"].as_u64() >= Some(least) && told["left_out_bytes"] == 0, "{told}");
+        assert_eq!(told["in_stop_bytes"], 0, "there is room for all of it: {told}");
+        agrees(&mut program, &folder, THREADS);
+        goes_on(&mut program);
+    }
+    assert_eq!(generations(&folder), [20, 19]);
+    verifies(&folder);
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert_eq!(log.matches("\"program.checkpoint\"").count(), 20);
+    ends_well(program);
+}
+
+/// What `suspended` made of its own, as the newest image has it.
+#[track_caller]
+fn made_is_right(folder: &Path, home: u32, bytes: usize) {
+    let reader = Reader::open(folder, Which::Newest, 1).unwrap();
+    let mut blocks: Vec<_> = reader.manifest().blocks.iter().map(|block| &block.about).collect();
+    blocks.sort_by_key(|about| about.address);
+    let mut words = Vec::new();
+    for about in blocks {
+        assert_eq!(about.home, Some(home));
+        let mut found = vec![0; usize::try_from(about.bytes).unwrap()];
+        reader.read_into(about.id, 0, &mut found).unwrap();
+        words.extend(found.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())));
+    }
+    assert_eq!(words.len(), bytes / 4);
+    let wrong = words.iter().zip(0u32..).position(|(word, at)| *word != at.wrapping_mul(2_654_435_761));
+    assert_eq!(wrong, None);
+}
+
+/// Read by whichever GPU the program works on: where the program lets it, or by a mapping of the image's own.
+#[test]
+fn memory_of_its_own_is_in_the_image_whoever_the_program_lets_read_it() {
+    for (gpu, is_shut) in [(0, false), (0, true), (1, false), (1, true)] {
+        let (_around, folder) = store();
+        let mut program =
+            Run::program("suspended").sim("2x1GiB").env("SIMCUDA_STRICT", "on").report().shim().start(None);
+        assert_eq!(program.ask(&format!("make 16 {gpu}")), "made");
+        if is_shut {
+            assert_eq!(program.ask("shut"), "shut");
+        }
+        let told = image(&program, &folder, "");
+        assert_eq!(
+            (&told["bytes"], &told["left_out_bytes"]),
+            (&(16 * MIB).into(), &0.into()),
+            "{gpu} {is_shut}: {told}"
+        );
+        made_is_right(&folder, gpu, 16 << 20);
+        verifies(&folder);
+        assert_eq!(program.ask("end"), "0 wrong");
+        let (status, folder) = program.end();
+        assert!(status.success(), "{status}");
+        let report = std::fs::read_to_string(folder.path().join("report")).unwrap();
+        let report: Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["violations"], serde_json::json!([]), "{report}");
+    }
+}
+
+/// It lies in parts where each has room.
+#[test]
+fn an_arena_that_its_gpu_has_no_room_for_is_in_the_image() {
+    let (_around, folder) = store();
+    let run = Run::program("suspended").sim("2x256MiB").env("SIMCUDA_STRICT", "on");
+    let mut program = run.env("GPUPOOL_LIMIT", "0:64MiB").env("GPUPOOL_RESERVE", "16MiB").shim().start(None);
+    program.ask("create 240");
+    eventually("memory that is filled", || (program.ask("filled") == "yes").then_some(()));
+    let told = image(&program, &folder, "");
+    assert_eq!((&told["bytes"], &told["left_out_bytes"]), (&(240 * MIB).into(), &0.into()), "{told}");
+    let reader = Reader::open(&folder, Which::Newest, 1).unwrap();
+    assert!(reader.manifest().blocks.len() > 1, "in parts");
+    for block in &reader.manifest().blocks {
+        let mut found = vec![0; usize::try_from(block.about.bytes).unwrap()];
+        reader.read_into(block.about.id, 0, &mut found).unwrap();
+        assert!(found.chunks_exact(4).all(|word| word == [7, 0, 0, 0]), "{:?}", block.about);
+    }
+    assert_eq!(program.ask("end"), "0 wrong");
+}
+
+/// Nobody can copy what no context reaches, and that is said.
+#[test]
+fn memory_of_its_own_that_no_context_reaches_is_left_out_of_the_image_and_told() {
+    let (_around, folder) = store();
+    let run = Run::program("suspended").sim("2x1GiB").env("SIMCUDA_LINK", "none").log().shim();
+    let mut program = run.start(None);
+    assert_eq!(program.ask("make 16"), "made");
+    assert_eq!(program.ask("visit 1"), "visited");
+    assert_eq!(program.ask("destroy"), "asked");
+    eventually("the end of the context", || (program.ask("destroyed") == "yes").then_some(()));
+    let told = image(&program, &folder, "");
+    assert_eq!((&told["bytes"], &told["left_out_bytes"]), (&0.into(), &(16 * MIB).into()), "{told}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("none of the GPUs that it works on reaches the place"), "{log}");
+    assert_eq!(program.ask("end"), "0 wrong");
+}
+
+/// Suspended in the middle, the image would stand still until the program is resumed.
+#[test]
+fn who_is_to_be_suspended_has_an_image_that_was_begun_first() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    at_work(&mut program, 4);
+    for generation in 1..=3 {
+        std::thread::scope(|scope| {
+            let arguments = format!("checkpoint {} {}", program.pid(), folder.display());
+            let asking = &program;
+            let asked = scope.spawn(move || asking.gpupool(&arguments));
+            let is_there = || generations(&folder).first() == Some(&generation);
+            eventually("a beginning", || (is_there() || unfinished(&folder).is_some()).then_some(()));
+            eventually("a suspension", || {
+                let ended = program.gpupool(&format!("suspend --to host {}", program.pid()));
+                let said = String::from_utf8(ended.stderr).unwrap();
+                assert!(ended.status.success() || said.contains("an image of it is being written"), "{said}");
+                ended.status.success().then_some(())
+            });
+            let image = asked.join().unwrap();
+            assert!(image.status.success(), "{}", String::from_utf8_lossy(&image.stderr));
+        });
+        assert!(program.gpupool(&format!("resume {}", program.pid())).status.success());
+        goes_on(&mut program);
+    }
+    ends_well(program);
+}
+
+/// At ten points of writing, from the first byte on.
+#[test]
+fn a_program_that_is_killed_while_it_writes_leaves_the_older_images() {
+    let (_around, folder) = store();
+    let mut whole = 0;
+    for part in 0..10 {
+        let mut program = checkpointed("1x1GiB").start(None);
+        program.ask("name weights 49152 0 5000");
+        std::thread::scope(|scope| {
+            let arguments = format!("checkpoint {} {}", program.pid(), folder.display());
+            let asking = &program;
+            let asked = scope.spawn(move || asking.gpupool(&arguments));
+            eventually("a part of an image, or all of it", || {
+                // What the one before has left is not its own.
+                let writer = std::fs::read_to_string(folder.join("lock")).ok();
+                let is_its = writer.is_some_and(|writer| writer.trim() == program.pid().to_string());
+                let is_there = generations(&folder).first() > Some(&whole);
+                (is_there || is_its && unfinished(&folder) >= Some(part * 2 * MIB)).then_some(())
+            });
+            program.signal(libc::SIGKILL);
+            let ended = asked.join().unwrap();
+            let said = String::from_utf8(ended.stderr).unwrap();
+            assert!(
+                ended.status.success() || said.contains("it ended before it had answered"),
+                "{}: {said}",
+                ended.status
+            );
+        });
+        let now = generations(&folder).first().copied().unwrap_or(0);
+        assert!(now == whole || now == whole + 1, "{now} behind {whole}");
+        whole = now;
+        if whole > 0 {
+            verifies(&folder);
+        }
+    }
+    // The next one is not in the way of what they left.
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 4096 0 5000");
+    assert_eq!(image(&program, &folder, "--keep 1")["generation"], whole + 1);
+    assert_eq!((generations(&folder), unfinished(&folder)), (vec![whole + 1], None));
+    verifies(&folder);
+}
+
+#[test]
+fn a_disk_that_takes_no_more_leaves_the_older_image_and_the_program() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 8192 0 5000");
+    at_work(&mut program, 2);
+    image(&program, &folder, "");
+    let limit = |bytes| {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the pointer is to a local, and the process is a child that was not waited for.
+        let set =
+            unsafe { libc::prlimit(program.pid() as i32, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut()) };
+        assert_eq!(set, 0);
+    };
+    // As where there is no room, a write fails in the middle.
+    limit(MIB);
+    let why = refused(&program, &folder, "--keep 1");
+    assert!(why.contains("cannot write: ") && why.contains("gen-000002"), "{why}");
+    assert_eq!((generations(&folder), unfinished(&folder)), (vec![1], None));
+    verifies(&folder);
+    limit(libc::RLIM_INFINITY);
+    goes_on(&mut program);
+    image(&program, &folder, "--keep 1");
+    assert_eq!(generations(&folder), [2]);
+    agrees(&mut program, &folder, 2);
+    ends_well(program);
+}
+
+#[test]
+fn two_at_once_are_one_image_or_two_and_one_folder_is_one_program_s() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    at_work(&mut program, 4);
+    let mut images = 0;
+    for _ in 0..5 {
+        let all = std::thread::scope(|scope| {
+            let ask = || scope.spawn(|| told(&program, &folder, ""));
+            let asked = [ask(), ask(), ask()];
+            asked.map(|asked| asked.join().unwrap())
+        });
+        let known = ["is being written already", "others were asking it all the time", "uses this folder"];
+        let refused = all.iter().filter_map(|told| told["error"].as_str());
+        assert!(refused.clone().all(|why| known.iter().any(|known| why.contains(known))), "{all:?}");
+        let made = 3 - refused.count();
+        assert!(made >= 1, "{all:?}");
+        images += made;
+    }
+    assert_eq!(generations(&folder).len(), images);
+    verifies(&folder);
+    agrees(&mut program, &folder, 4);
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn with_every_images_follow_each_other_until_the_program_ends() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    at_work(&mut program, 2);
+    let asked = std::thread::scope(|scope| {
+        let arguments = format!("checkpoint --json {} {} --every 50ms --keep 2", program.pid(), folder.display());
+        let asking = &program;
+        let asked = scope.spawn(move || asking.gpupool(&arguments));
+        eventually("a fourth image", || (generations(&folder).first() >= Some(&4)).then_some(()));
+        program.signal(libc::SIGKILL);
+        asked.join().unwrap()
+    });
+    let said = String::from_utf8(asked.stdout).unwrap();
+    let all: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(all.len() >= 3 && (1..=3).zip(&all).all(|(number, told)| told["generation"] == number), "{all:?}");
+    let said = String::from_utf8(asked.stderr).unwrap();
+    assert!(said.contains("has ended; no further image is written"), "{said}");
+    // One more where it was killed before the oldest was gone.
+    assert!(generations(&folder).len() <= 3);
+    verifies(&folder);
+}
+
+#[test]
+fn with_every_the_end_of_the_program_is_a_success_once_there_is_an_image() {
+    let (_around, folder) = store();
+    for signal in [None, Some(libc::SIGKILL)] {
+        let mut program = checkpointed("1x1GiB").start(None);
+        at_work(&mut program, 1);
+        let before = generations(&folder).first().copied().unwrap_or(0);
+        let asked = std::thread::scope(|scope| {
+            let arguments = format!("checkpoint {} {} --every 10ms --keep 1", program.pid(), folder.display());
+            let (session, program) = (program.session(), program);
+            let asked = scope.spawn(move || {
+                let mut command = std::process::Command::new(harness::artifact_folder().join("gpupool"));
+                command.args(arguments.split_whitespace()).env("XDG_RUNTIME_DIR", session).env_remove("LD_PRELOAD");
+                command.output().unwrap()
+            });
+            eventually("an image", || (generations(&folder).first() > Some(&(before + 1))).then_some(()));
+            if let Some(signal) = signal {
+                program.signal(signal);
+            }
+            program.end();
+            asked.join().unwrap()
+        });
+        let said = String::from_utf8(asked.stderr).unwrap();
+        assert!(
+            asked.status.success()
+                && said.ends_with("has ended; no further image is written, and the last one is whole\n"),
+            "{said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+        verifies(&folder);
+    }
+    let mut program = checkpointed("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    let refused = program.gpupool(&format!("checkpoint {} {} --every 0s", program.pid(), folder.display()));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && said.contains("a time of more than nothing"), "{said}");
+}
+
+#[test]
+fn where_there_is_no_room_beside_it_the_program_waits_for_the_disk() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x256MiB").env("GPUPOOL_HOST_LIMIT", "0").start(None);
+    let block: u64 = program.ask("allocate 160").parse().unwrap();
+    at_work(&mut program, 2);
+    let told = image(&program, &folder, "");
+    assert!(told["in_stop_bytes"].as_u64() >= Some(64 * MIB), "{told}");
+    agrees(&mut program, &folder, 2);
+    assert!(stored(&folder, block, 160 << 20).iter().all(|word| *word == 7));
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn a_program_that_never_comes_to_rest_and_one_that_is_suspended_have_no_image_and_go_on() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    program.ask("spin");
+    let why = refused(&program, &folder, "--wait 1s");
+    assert!(why.contains("did not come to rest in time: "), "{why}");
+    program.ask("release");
+    goes_on(&mut program);
+    assert!(program.gpupool(&format!("suspend {}", program.pid())).status.success());
+    let why = refused(&program, &folder, "");
+    assert!(why.contains("it is suspended; resume it first"), "{why}");
+    assert!(program.gpupool(&format!("resume {}", program.pid())).status.success());
+    assert_eq!(generations(&folder), [0; 0]);
+    goes_on(&mut program);
+    image(&program, &folder, "");
+    agrees(&mut program, &folder, 1);
+    ends_well(program);
+}
+
+#[test]
+fn a_folder_that_will_not_do_is_named_before_the_program_is_stopped() {
+    let (around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    std::fs::write(&folder, "no folder").unwrap();
+    let why = refused(&program, &folder, "");
+    assert!(why.contains("it is a link or no folder") && why.contains(&*folder.to_string_lossy()), "{why}");
+    let nowhere = around.path().join("none/images");
+    let why = refused(&program, &nowhere, "");
+    assert!(why.contains("No such file or directory"), "{why}");
+    // Others could put something else in its place.
+    let open = around.path().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let why = refused(&program, &open, "");
+    assert!(why.contains("others may write to it"), "{why}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("no image was written: "), "{log}");
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn what_has_not_changed_since_the_last_image_is_not_written_again() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 49152 0 5000");
+    // The others begin elsewhere in the image when something comes in front of them.
+    let block: u64 = program.ask("allocate 20").parse().unwrap();
+    let first = image(&program, &folder, "");
+    assert_eq!((first["unchanged_bytes"].as_u64(), &first["new_bytes"]), (Some(0), &first["stored_bytes"]), "{first}");
+    at_work(&mut program, 2);
+    for _ in 0..3 {
+        let told = image(&program, &folder, "--keep 1");
+        assert!(told["unchanged_bytes"].as_u64() >= Some(48 * MIB), "{told}");
+        assert!(told["new_bytes"].as_u64() < Some(24 * MIB), "{told}");
+        agrees(&mut program, &folder, 2);
+        assert!(stored(&folder, block, 20 << 20).iter().all(|word| *word == 7));
+        goes_on(&mut program);
+    }
+    assert_eq!(generations(&folder), [4]);
+    verifies(&folder);
+    let shown = String::from_utf8(program.gpupool(&format!("store show {}", folder.display())).stdout).unwrap();
+    assert!(shown.contains("as in the generation before"), "{shown}");
+    ends_well(program);
+    let mut program = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", &folder).start(None);
+    assert_eq!(program.ask("name weights 49152 0 1"), "0 5000 0", "what lies in an older file comes back");
+}
+
+#[test]
+fn what_is_damaged_in_the_last_image_is_written_anew_and_told() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    // More than what one thread takes on, and all of it of other words.
+    let block: u64 = program.ask("block 32768 5000").parse().unwrap();
+    let first = image(&program, &folder, "--keep 1");
+    assert_eq!(first["damaged_bytes"], 0, "{first}");
+    let all = 32 * MIB;
+    // Of one image that is kept, every part has its turn to be read in each.
+    for (how, fewest) in [("flipped", MIB), ("cut", MIB), ("removed", MIB), ("whole", 0)] {
+        for path in data(&folder).into_iter().take(1) {
+            let bytes = path.metadata().unwrap().len();
+            let file = std::fs::File::options().write(true).read(true).open(&path).unwrap();
+            let mut byte = [0];
+            match how {
+                "flipped" => {
+                    file.read_exact_at(&mut byte, bytes / 2).unwrap();
+                    file.write_all_at(&[byte[0] ^ 1], bytes / 2).unwrap();
+                }
+                "cut" => file.set_len(bytes / 2).unwrap(),
+                "removed" => std::fs::remove_file(&path).unwrap(),
+                _ => {}
+            }
+        }
+        let told = image(&program, &folder, "--keep 1");
+        let damaged = told["damaged_bytes"].as_u64().unwrap();
+        assert!(damaged >= fewest && (damaged == 0) == (fewest == 0) && damaged <= all, "{how}: {told}");
+        assert!(told["unchanged_bytes"].as_u64().unwrap() + damaged >= all, "{how}: {told}");
+        verifies(&folder);
+        let words = stored(&folder, block, all as usize);
+        assert!(words.iter().zip(5000..).all(|(word, expected)| *word == expected), "{how}");
+    }
+    ends_well(program);
+}
+
+/// Copies of all that it has are in the pool until then, and would leave with it.
+#[test]
+fn a_program_is_not_suspended_while_an_image_of_it_is_written_whoever_else_asks_for_one() {
+    const KIB: u64 = 200 << 10;
+    let (_around, folder) = store();
+    let (_other, other) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    blocks_of(&mut program, &[KIB], 5000);
+    let suspend = |program: &Running| -> Value {
+        let ended = program.gpupool(&format!("suspend --to host --json {}", program.pid()));
+        serde_json::from_slice(&ended.stdout).unwrap()
+    };
+    let (mut command, writers) = image_under_way(&program, &folder);
+    // The second time nobody is in the way but the one who was refused.
+    for _ in 0..2 {
+        let why = refused(&program, &other, "");
+        assert!(why.contains("an image of it is being written already"), "{why}");
+        let told = suspend(&program);
+        let why = told[0]["error"].as_str().unwrap_or_default();
+        assert!(why.contains("an image of it is being written (gpupool checkpoint)"), "{told}");
+    }
+    drop(writers);
+    assert!(command.wait().unwrap().success());
+    verifies(&folder);
+    let told = suspend(&program);
+    assert_eq!((&told[0]["bytes"], &told[0]["stayed_bytes"]), (&Value::from(KIB << 10), &Value::from(0)), "{told}");
+    let back = program.gpupool(&format!("resume {}", program.pid()));
+    assert!(back.status.success(), "{}", String::from_utf8_lossy(&back.stderr));
+    ends_well(program);
+}
+
+#[test]
+fn a_program_that_ends_while_an_image_is_written_leaves_nothing_of_it() {
+    let (_around, folder) = store();
+    for part in 0..4 {
+        let mut program = checkpointed("1x1GiB").start(None);
+        program.ask("name weights 98304 0 5000");
+        let before = generations(&folder);
+        let mut command = begin_image(&program, &folder);
+        eventually("a part of an image, or all of it", || {
+            (unfinished(&folder) >= Some(part * 4 * MIB) || generations(&folder) != before).then_some(())
+        });
+        let (status, _folder) = program.end();
+        assert!(status.success(), "{status}");
+        assert_eq!(unfinished(&folder), None);
+        command.wait().unwrap();
+        if !generations(&folder).is_empty() {
+            verifies(&folder);
+        }
+    }
+}
+
+/// From the first to the last one that an image needs.
+#[test]
+fn whichever_call_of_the_driver_fails_the_program_goes_on_and_the_older_image_is_there() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    let block: u64 = program.ask("block 10240 5000").parse().unwrap();
+    let small: u64 = program.ask("block 40 7000").parse().unwrap();
+    image(&program, &folder, "--keep 2");
+    let (mut made, mut failed) = (0, Vec::new());
+    for number in 1.. {
+        let code = [999, 2, 801][number % 3];
+        let before: usize = program.ask(&format!("fault {number} {code}")).parse().unwrap();
+        let told = told(&program, &folder, "--keep 2 --wait 2s");
+        let calls = program.ask("calls").parse::<usize>().unwrap() - before;
+        program.ask("fault 0 0");
+        match told.get("error") {
+            None => made += 1,
+            Some(why) => failed.push(why.as_str().unwrap().to_owned()),
+        }
+        for (address, bytes, seed) in [(block, 10240 << 10, 5000), (small, 40 << 10, 7000)] {
+            let words = stored(&folder, address, bytes);
+            assert!(words.iter().zip(seed..).all(|(word, wanted)| *word == wanted), "{number}: {told}");
+        }
+        assert_eq!(unfinished(&folder), None, "{number}: {told}");
+        if calls < number {
+            break;
+        }
+    }
+    verifies(&folder);
+    assert!(failed.len() > 3 && made > 3, "{made} images, and {failed:?}");
+    assert!(failed.iter().any(|why| why.contains("the driver answered")), "{failed:?}");
+    assert_eq!(program.ask(&format!("look {block} 10240")), "5000 0");
+    at_work(&mut program, 2);
+    image(&program, &folder, "--keep 2");
+    agrees(&mut program, &folder, 2);
+    ends_well(program);
+}
