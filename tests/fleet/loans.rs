@@ -105,6 +105,105 @@ fn what_left_for_somebody_comes_back_once_nobody_works_there_any_more() {
     ends(bare);
 }
 
+/// Having to leave is to need memory: a GPU that lends no more because nothing was there for a while does again.
+#[test]
+fn what_has_to_leave_a_gpu_that_a_rank_is_lent_goes_to_another_one_that_nobody_works_on_and_not_to_the_host() {
+    let machine = Machine::new("4x320MiB");
+    let program = borrowing(&machine, rank(&machine), 120, 200);
+    let lends_no_more = |gpu: u32| {
+        let text = format!("has nothing on GPU {gpu}");
+        eventually("a GPU that lends no more", || log_of(&program).contains(&text).then_some(()));
+    };
+    lends_no_more(3);
+    done(&machine, "drain --json 2");
+    let page = machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    assert!(held(&page, 3) >= 76 * MIB && on_host(&page) == 0, "{page:?}");
+    lends_no_more(2);
+    done(&machine, "undrain --json 2");
+    machine.until(&program, "its memory back", |page| held(page, 2) >= 76 * MIB && held(page, 3) == 0);
+    // And for somebody who comes.
+    let times = log_of(&program).matches("has nothing on GPU 3").count();
+    eventually("that again", || (log_of(&program).matches("has nothing on GPU 3").count() > times).then_some(()));
+    let bare = comes(&machine, 2);
+    let page = machine.until(&program, "an empty GPU again", |page| held(page, 2) == 0);
+    assert!(held(&page, 3) >= 76 * MIB && on_host(&page) == 0, "{page:?}");
+    is_whole(program);
+    ends(bare);
+}
+
+/// Such a GPU lends no more once nothing was there for a while; and where somebody works there by then, that is the reason.
+#[test]
+fn what_left_a_drained_gpu_that_a_rank_is_lent_comes_back_behind_undrain_or_once_nobody_works_there() {
+    let machine = Machine::new("3x320MiB");
+    let program = borrowing(&machine, rank(&machine), 120, 200);
+    let drain = |times: usize| {
+        done(&machine, "drain --json 2");
+        let page = machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+        assert!(on_host(&page) >= 76 * MIB, "{page:?}");
+        let lends_no_more = || (log_of(&program).matches("has nothing on GPU 2").count() >= times).then_some(());
+        eventually("a GPU that lends no more", lends_no_more);
+    };
+    let is_back = |what: &str| {
+        machine.until(&program, what, |page| held(page, 2) >= 76 * MIB && on_host(page) == 0);
+    };
+    drain(1);
+    let (told, all) = machine.told("undrain --json 2");
+    assert!(all && told[0]["stayed"] == serde_json::json!([]), "{told}");
+    is_back("its memory back");
+    drain(2);
+    let bare = comes(&machine, 2);
+    let (told, _) = machine.told("undrain --json 2");
+    let why = told[0]["stayed"][0]["what"].as_str().unwrap_or_default();
+    assert!(why.contains("only while nobody is seen to work there"), "{told}");
+    assert_eq!(held(&machine.page(&program), 2), 0);
+    ends(bare);
+    is_back("its memory back by itself");
+    is_whole(program);
+}
+
+/// A fork is under way when it is looked whether what left may come back, and nothing else wakes the agent afterwards.
+#[test]
+fn what_left_comes_back_where_a_fork_was_in_the_way_of_asking_who_works_there() {
+    let machine = Machine::new("3x320MiB");
+    let mut program = borrowing(&machine, rank(&machine), 120, 200);
+    let bare = comes(&machine, 2);
+    machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    program.ask("fork and stand");
+    eventually("a fork under way", || (program.ask("stands") == "yes").then_some(()));
+    ends(bare);
+    eventually("a question that cannot be asked", || {
+        log_of(&program).contains("since the program forks").then_some(())
+    });
+    program.ask("let");
+    machine.until(&program, "what had left", |page| held(page, 2) >= 76 * MIB && on_host(page) == 0);
+    is_whole(program);
+}
+
+/// The time of all of them is told.
+#[test]
+fn a_try_to_leave_in_vain_holds_the_program_up_for_a_bounded_time() {
+    let machine = Machine::new("3x320MiB");
+    // Who asks would be waited for for 30 s, and three times as long.
+    let mut program = borrowing(&machine, rank(&machine), 120, 200);
+    program.ask("spin");
+    let bare = comes(&machine, 2);
+    stays(&program);
+    program.ask("release");
+    machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    let told = |words: &str| {
+        let log = log_of(&program);
+        let line = log.lines().find(|line| line.contains(words));
+        line.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+    };
+    let first = told("could leave for").unwrap();
+    let [tries, held] = ["tries", "held_ms"].map(|name| first[name].as_u64().unwrap());
+    assert!(tries == 1 && (1..5000).contains(&held), "{first}");
+    let sum = eventually("the sum of all", || told("nothing has to leave other GPUs for anybody any more"));
+    assert!(sum["tries"].as_u64() >= Some(1) && sum["held_ms"].as_u64() >= Some(held), "{sum}");
+    is_whole(program);
+    ends(bare);
+}
+
 /// So it is looked at who comes there next.
 #[test]
 fn what_has_not_left_before_whoever_came_has_gone_stays_and_leaves_for_the_next_one() {

@@ -298,6 +298,29 @@ pub fn may_hold(ordinal: u32) -> bool {
     !is_drained(ordinal) && (context::is_on(Device::of(ordinal)) || lends())
 }
 
+/// Why nothing may come back to this GPU, in words; `None`: it may ([`may_hold`]).
+pub fn why_closed(ordinal: u32) -> Option<String> {
+    if may_hold(ordinal) {
+        return None;
+    }
+    let is_given = matches!(GIVEN.lock().get(&ordinal), Some((None, until)) if *until > Instant::now());
+    Some(match live::devices() {
+        _ if is_drained(ordinal) => format!("GPU {ordinal} is drained"),
+        _ if is_given => format!(
+            "what this program borrowed from GPU {ordinal} was just given to another one, so nothing is borrowed there for a while; it comes back by itself"
+        ),
+        Devices::List(_) => {
+            format!(
+                "GPU {ordinal} lends to this program no more: GPUPOOL_DEVICES or gpupool set devices= leaves it out"
+            )
+        }
+        Devices::Auto => format!(
+            "GPU {ordinal} lends to this program, which is one of several ranks, only while nobody is seen to work there; it comes back by itself \
+             once that is so"
+        ),
+    })
+}
+
 /// The drained GPUs of the pool.
 pub fn drained() -> Vec<u32> {
     if !ARE_ANY.load(Ordering::Relaxed) {

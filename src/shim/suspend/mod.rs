@@ -670,6 +670,9 @@ pub fn after_fork_in_child() {
     spare::after_fork_in_child();
 }
 
+/// The least time for which a try to stop the program waits.
+const LEAST: Duration = Duration::from_millis(10);
+
 /// Closes the gate, as soon as all of the program's work is over, and it is agreed that it stays closed.
 fn hold(
     driver: &'static Driver,
@@ -685,7 +688,9 @@ fn hold(
         let left = deadline.saturating_duration_since(Instant::now());
         // The program is held up for the length of a try, as it is afterwards in any case.
         let hold = agreement.hold();
-        let limits = Limits { wait: hold.min(left), quiet: hold.min(left), hold: 2 * hold };
+        // One that waits for nothing says nothing of what is in the way.
+        let wait = hold.min(left).max(LEAST);
+        let limits = Limits { wait, quiet: wait, hold: 2 * hold };
         let disturbed = match gate::close_unless(driver, &limits, |reason| !reason.is_doubt()) {
             Ok(closed) => match closed.hold() {
                 Some(held) if agreement.is_quiet() => return Ok(held),
@@ -698,10 +703,13 @@ fn hold(
         if let Disturbed::NotHere(reason) = &disturbed {
             return Err(format!("memory cannot move in this process, because {reason}"));
         }
-        if Instant::now() + agreement::PAUSE >= deadline {
+        let is_over = || Instant::now() + agreement::PAUSE >= deadline;
+        if !is_over() {
+            agreement.is_disturbed(&disturbed);
+        }
+        if is_over() {
             return Err(format!("it did not come to rest in time: {disturbed}"));
         }
-        agreement.is_disturbed(&disturbed);
     }
 }
 
