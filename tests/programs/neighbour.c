@@ -1,6 +1,7 @@
 /*
  * neighbour [GPU]: a program beside others on the same GPUs. Does what the lines of its standard input say on that GPU (0), and answers each with one line.
  *   take MIB         a block that it fills; how long that took in ms, or the driver's error
+ *   piece KIB        a block of so many KiB, the same way
  *   own MIB          the same of memory of its own (cuMemCreate)
  *   pin MIB          pinned memory, which it frees at once
  *   drop             frees the block that it took first
@@ -153,8 +154,9 @@ int main(int arguments, char **values)
         unsigned seed = 0;
         line[strcspn(line, "\n")] = 0;
         double begun = milliseconds();
-        if (sscanf(line, "take %d", &number) == 1) {
-            CUresult result = take((size_t)number * MIB);
+        int is_piece = sscanf(line, "piece %d", &number) == 1;
+        if (is_piece || sscanf(line, "take %d", &number) == 1) {
+            CUresult result = take((size_t)number * (is_piece ? 1024 : MIB));
             if (result)
                 printf("error %d\n", result);
             else

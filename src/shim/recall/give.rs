@@ -219,7 +219,7 @@ fn room_on(gpu: u32, freed: u64) -> u64 {
     let Some(plan) = open::plan_made() else { return 0 };
     let Some(known) = plan.topology.gpus.get(gpu as usize) else { return 0 };
     let free = nvml::get().and_then(|nvml| nvml.free(&known.uuid)).unwrap_or(0);
-    let reserve = plan.members.get(&gpu).copied().unwrap_or(0);
+    let reserve = plan.kept_free(gpu);
     let by_limit = plan.limit(Place::Gpu(gpu)).saturating_sub(plan.accounts.taken(Place::Gpu(gpu)));
     lending::room(free + freed, reserve, by_limit.saturating_add(freed))
 }

@@ -7,7 +7,7 @@ use super::neighbours;
 use crate::backing::terms;
 use crate::process;
 use crate::suspend::vacate::Vacated;
-use crate::watch::{finding, site};
+use crate::watch::finding;
 use gpupool_config::format_size;
 use gpupool_cuda::Device;
 use gpupool_events::Finding;
@@ -142,13 +142,14 @@ fn tell(due: &Due, done: &Vacated, pause: Duration) {
     let who = due.whom.one().map_or_else(|| "another program".to_owned(), |pid| format!("process {pid}"));
     let lacks: u64 = done.rest.iter().filter(|rest| rest.lacks_room()).map(|rest| rest.bytes).sum();
     if lacks > 0 && !IS_FOUND.swap(true, Ordering::Relaxed) {
+        // One part of it stands for all: each names every place.
         let why = done.rest.iter().find(|rest| rest.lacks_room()).map_or("", |rest| &rest.what);
         let what = format!(
             "{} that this process borrows from GPU {gpu} could not leave when another one came to work there: {why}",
             format_size(lacks)
         );
         let facts = [("bytes", lacks.to_string())];
-        finding::make(&Finding::STAYED_LENT, Some(Device::of(gpu)), &site::here(), &facts, &what);
+        finding::make_by_itself(&Finding::STAYED_LENT, Some(Device::of(gpu)), &facts, &what);
     }
     let why: Vec<String> =
         done.rest.iter().map(|rest| format!("{} stayed, because {}", format_size(rest.bytes), rest.what)).collect();

@@ -28,6 +28,7 @@ pub mod vacate;
 
 use crate::backing::level;
 use crate::backing::open::{self, Opened};
+use crate::backing::terms;
 use crate::gate::{self, Disturbed, Held, Limits};
 use crate::image::crew::{Crews, Way};
 use crate::serve::handles::by_hand;
@@ -165,6 +166,7 @@ pub fn suspend_behind(
     if matches!(target, Target::Anywhere | Target::Peers) {
         vacate::have_idle_lend();
     }
+    terms::note_free(driver);
     let held = hold(driver, deadline, is_wanted, agreement)?;
     SINCE.store(microseconds(), Ordering::Relaxed);
     let goes_on = || is_wanted() && !gate::is_ending();
@@ -555,7 +557,11 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         _ => Ok((0, 0)),
     };
     if let (Ok(_), Some(opened)) = (&back, open::opened()) {
-        vacate::remember(coming_back::not_back(opened, &left));
+        let left = coming_back::not_back(opened, &left);
+        if left.is_empty() {
+            terms::forget_free();
+        }
+        vacate::remember(left);
     }
     let (moved, stayed) = match back {
         Ok(back) => back,

@@ -508,6 +508,8 @@ fn leave_in(
     let (mut moved, mut returned) = (0, 0);
     let mut total = None;
     let (mut may_hurry, mut may_to_peers) = (true, true);
+    // What other GPUs lack for it, where that was found.
+    let mut full_peers = None;
     loop {
         let (lent, most) = which.bounds();
         let most = if most == u64::MAX { most } else { most.saturating_sub(moved + returned) };
@@ -549,7 +551,8 @@ fn leave_in(
         let (mut parted, mut stayed, mut put) = (Vec::new(), Vec::new(), None);
         if !hurries && state.as_ref().is_some_and(|state| state.settles.is_some()) {
             // There is room on the host for what waits for it, and nobody knows how much more.
-            return (moved, vec![(there, Why { cause: "room", text: "the host has no room for it".to_owned() })]);
+            let host = Why { cause: "room", text: "the host has no room for it".to_owned() };
+            return (moved, vec![(there, full_peers.map_or(host.clone(), |peers: Why| peers.and(host)))]);
         }
         if !hurries {
             (parted, stayed) = parting::leave(opened, driver, held, leaves(Onto::Anywhere), Some(until), &mut step);
@@ -557,6 +560,7 @@ fn leave_in(
             if may_to_peers {
                 (parted, stayed) = parting::leave(opened, driver, held, leaves(Onto::Peers), Some(until), &mut step);
                 may_to_peers = stayed.iter().any(|(_, why)| parting::is_late(why));
+                full_peers = stayed.iter().find(|(_, why)| why.cause == "room").map(|(_, why)| why.clone());
             }
             if parted.is_empty() {
                 let mut crews = parting::rested();
