@@ -161,11 +161,12 @@ fn what_left_a_drained_gpu_that_a_rank_is_lent_comes_back_behind_undrain_or_once
     is_whole(program);
 }
 
-/// A fork is under way when it is looked whether what left may come back, and nothing else wakes the agent afterwards.
+/// A fork is under way when it is looked whether what left may come back, and nothing else wakes the agent afterwards: nothing is on a GPU, so it need not look at the health
+/// of any.
 #[test]
 fn what_left_comes_back_where_a_fork_was_in_the_way_of_asking_who_works_there() {
     let machine = Machine::new("3x320MiB");
-    let mut program = borrowing(&machine, rank(&machine), 120, 200);
+    let mut program = borrowing(&machine, rank(&machine), 0, 80);
     let bare = comes(&machine, 2);
     machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
     program.ask("fork and stand");
