@@ -210,7 +210,9 @@ impl Table {
             let taken = |others: &[usize]| 2 + others.iter().map(|width| width + 2).sum::<usize>();
             // Names as long as that are nobody's; the widest gives way, so that the last column is still there. A number does not: of one that is cut nobody sees what it was.
             let gives_way = |column: usize| self.alignment.get(column) != Some(&b'r');
-            while taken(others) + LEAST > width()
+            let is_name = gives_way(self.headings.len() - 1);
+            let least = if is_name { LEAST } else { *last };
+            while taken(others) + least > width()
                 && let Some((_, widest)) = others
                     .iter_mut()
                     .enumerate()
@@ -219,7 +221,7 @@ impl Table {
             {
                 *widest -= 1;
             }
-            if gives_way(self.headings.len() - 1) {
+            if is_name {
                 *last = (*last).min(width().saturating_sub(taken(others)).max(LEAST));
             }
         }
