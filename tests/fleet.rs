@@ -226,6 +226,22 @@ fn who_is_stopped_or_never_comes_to_rest_delays_nobody_and_leaves_afterwards() {
     [stopped, busy, other].into_iter().for_each(|program| drop(ends_well(program)));
 }
 
+/// The last try of a drain says for how long it has waited, too.
+#[test]
+fn a_drain_says_what_was_in_the_way_and_for_how_long() {
+    let machine = Machine::new("2x1GiB");
+    let mut program = machine.borrower();
+    program.ask("hold cuMemcpyDtoH_v2");
+    eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+    let (told, _) = machine.told("drain --deadline 1s --json 1");
+    let why = told[0]["stayed"][0]["what"].as_str().unwrap_or_default();
+    let waited = why.split("was in cuMemcpyDtoH_v2 for more than ").nth(1).and_then(|text| text.strip_suffix(" ms"));
+    assert!(waited.and_then(|text| text.parse::<u64>().ok()) >= Some(10), "{told}");
+    program.ask("let");
+    goes_on(&mut program);
+    ends_well(program);
+}
+
 #[test]
 fn settings_change_while_a_program_works_and_what_follows_is_told() {
     let machine = Machine::new("3x1GiB");
@@ -241,7 +257,7 @@ fn settings_change_while_a_program_works_and_what_follows_is_told() {
     };
     assert!(done);
     let note = change("GPUPOOL_LIMIT", "", "0:12.0MiB");
-    assert!(note.contains(" left GPU 0"), "{note}");
+    assert!(note.contains(" moved away from GPU 0"), "{note}");
     change("GPUPOOL_PRIORITY", "50", "80");
     change("GPUPOOL_MOVE_SHARE", "5%", "7%");
     change("GPUPOOL_LOG", "debug", "gpupool::memory=debug");
@@ -255,7 +271,7 @@ fn settings_change_while_a_program_works_and_what_follows_is_told() {
 
     let (told, done) = set("devices=0,2");
     let note = told["changes"][0]["note"].as_str().unwrap_or_default();
-    assert!(done && note.contains(" left GPU 1"), "{told} {page:?}");
+    assert!(done && note.contains(" moved away from GPU 1"), "{told} {page:?}");
     goes_on(&mut program);
     let page = machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
     assert!(held(&page, 2) >= 20 * MIB, "{page:?}");

@@ -323,7 +323,9 @@ fn a_helper_that_ends_at_once_is_told_and_not_started_again_at_every_look() {
 #[test]
 fn a_lender_without_room_for_a_context_stays_asleep_with_one_warning() {
     let mut machine = Machine::new();
-    let mut program = machine.program(machine.awake().env("GPUPOOL_RESERVE", "0"));
+    // Who leaves for nobody keeps no room for a context.
+    let run = machine.awake().env("GPUPOOL_RESERVE", "0").env("GPUPOOL_RECALL_WAIT", "off");
+    let mut program = machine.program(run);
     // All of the second GPU.
     program.ask("allocate 1270");
     let said = warned(&program);

@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let patience = u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX);
     let (mut told, skipped) = ask(&gpu, &folders, &Request::Drain { gpu, patience }, args.deadline);
     told.extend(strangers(&gpu, &told));
-    print(&told, args.json, "left")?;
+    print(&told, args.json, "moved away")?;
     let is_empty = told.iter().all(|told| told.error.is_none() && told.stayed.is_empty()) && !skipped;
     if !args.json {
         let end = match (is_empty, told.len()) {

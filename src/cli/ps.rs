@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use gpupool_config::format_size;
 use gpupool_metrics::{Counter, Label, Snapshot};
+use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::pages::{Listed, Pages};
@@ -23,6 +24,8 @@ pub struct Args {
     json: bool,
 }
 
+/// How far what belongs to a process stands to the right.
+const BELOW: usize = 4;
 /// Names of blocks in the list for people.
 const LABELS_SHOWN: usize = 8;
 
@@ -37,12 +40,51 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let of_others = look.skipped.iter().filter(|skipped| skipped.reason == "version").count();
     let rows = look.rows;
     if args.json {
-        let text = serde_json::to_string_pretty(&rows).map_err(|error| Failure::broken(error.to_string()))?;
+        let text = as_json(&rows).map_err(|error| Failure::broken(error.to_string()))?;
         stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
     } else {
         stdout::print(&text(&rows, of_others))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The pages, each with what others borrow of the GPUs that its process works on: that none of them says by itself.
+fn as_json(rows: &[Listed]) -> serde_json::Result<String> {
+    let mut all = serde_json::to_value(rows)?;
+    for (row, told) in rows.iter().zip(all.as_array_mut().into_iter().flatten()) {
+        told["lends"] = serde_json::to_value(lends(row, rows))?;
+    }
+    serde_json::to_string_pretty(&all)
+}
+
+/// What another process has of a GPU on which one works.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Lent {
+    /// By the numbering of the one that works there: `gpu0`.
+    gpu: String,
+    /// The other one.
+    pid: u32,
+    bytes: u64,
+}
+
+/// What others borrow of the GPUs on which this process has a context, as far as their pages tell.
+fn lends(row: &Listed, rows: &[Listed]) -> Vec<Lent> {
+    let told = &row.told;
+    let mut works: Vec<u32> = told.contexts.rows.iter().map(|context| context.device).collect();
+    works.sort_unstable();
+    works.dedup();
+    let gpus: Vec<_> = works.into_iter().filter_map(|gpu| Some((gpu, told.levels.gpu(gpu)?.uuid))).collect();
+    let pid = told.process.identity.pid;
+    let mut lent: BTreeMap<(u32, u32), u64> = BTreeMap::new();
+    for other in rows.iter().filter(|other| other.told.process.identity.pid != pid).map(|other| &other.told) {
+        for loan in other.levels.loans.rows.iter().filter(|loan| !loan.on_host) {
+            let of = other.levels.gpu(loan.number).map(|gpu| gpu.uuid);
+            if let Some((gpu, _)) = gpus.iter().find(|(_, uuid)| Some(*uuid) == of) {
+                *lent.entry((*gpu, other.process.identity.pid)).or_default() += loan.bytes;
+            }
+        }
+    }
+    lent.into_iter().map(|((gpu, pid), bytes)| Lent { gpu: format!("gpu{gpu}"), pid, bytes }).collect()
 }
 
 fn text(rows: &[Listed], of_others: usize) -> String {
@@ -59,8 +101,8 @@ fn text(rows: &[Listed], of_others: usize) -> String {
         return page.into_text();
     }
     let uuids = differently_numbered(rows);
-    let mut table = Table::new(&["pid", "state", "mode", "priority", "held", "used", "name"], b"rllrrrl", 4);
-    for Listed { state, told, .. } in rows {
+    let mut table = Table::new(&["pid", "state", "mode", "priority", "held", "used", "name"], b"rllrrrl", BELOW);
+    for row @ Listed { state, told, .. } in rows {
         let sum = |of: fn(&gpupool_metrics::Place) -> u64| told.levels.places.rows.iter().map(of).sum::<u64>();
         let cells = vec![
             told.process.identity.pid.to_string(),
@@ -71,14 +113,36 @@ fn text(rows: &[Listed], of_others: usize) -> String {
             format_size(sum(|place| place.used)),
             told.process.name.clone(),
         ];
-        let mut more = vec![below(told)];
+        let mut more = listed("", &below(told));
         more.extend(which(told).filter(|_| uuids));
-        more.extend(far(told));
-        more.extend(labels(told));
+        more.extend(listed("far: ", &far(told)));
+        more.extend(listed("borrows: ", &borrows(told)));
+        more.extend(listed("lends: ", &lends(row, rows).iter().map(lent_in_words).collect::<Vec<_>>()));
+        more.extend(listed("labels: ", &labels(told)));
         table.row(cells, more);
     }
     page.table(&table);
     page.into_text()
+}
+
+/// These as lines below a process; none where there are none.
+fn listed(label: &str, parts: &[String]) -> Vec<String> {
+    if parts.is_empty() { Vec::new() } else { terminal::list(label, parts, terminal::width() - BELOW) }
+}
+
+/// What a process has elsewhere than on the GPU that it was allocated for.
+fn borrows(told: &Snapshot) -> Vec<String> {
+    let loans = &told.levels.loans;
+    let of = |loan: &gpupool_metrics::Loan| {
+        format!("{} of {} for gpu{}", format_size(loan.bytes), loan.lender(), loan.borrower)
+    };
+    let mut all: Vec<String> = loans.rows.iter().map(of).collect();
+    all.extend((loans.more > 0).then(|| format!("{} more", loans.more)));
+    all
+}
+
+fn lent_in_words(lent: &Lent) -> String {
+    format!("{} of {} to process {}", format_size(lent.bytes), lent.gpu, lent.pid)
 }
 
 /// Whether one number of a GPU means different ones to these processes: each may see others, or the same in another order.
@@ -96,7 +160,7 @@ fn which(told: &Snapshot) -> impl Iterator<Item = String> + '_ {
 }
 
 /// What a process has where: nothing of places where it has nothing.
-fn below(told: &Snapshot) -> String {
+fn below(told: &Snapshot) -> Vec<String> {
     let mut parts = Vec::new();
     for place in &told.levels.places.rows {
         if place.drained {
@@ -112,11 +176,11 @@ fn below(told: &Snapshot) -> String {
     if told.levels.pinned.pinned > 0 {
         parts.push(format!("pinned {}", format_size(told.levels.pinned.pinned)));
     }
-    if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }
+    if parts.is_empty() { vec!["nothing".to_owned()] } else { parts }
 }
 
 /// What lies elsewhere than on the GPU that uses it, and what was done about that.
-fn far(told: &Snapshot) -> Option<String> {
+fn far(told: &Snapshot) -> Vec<String> {
     let residence = &told.levels.residence;
     let sum = |counters: &[Counter]| counters.iter().map(|counter| told.counter(*counter)).sum::<u64>();
     let came = sum(&[Counter::CameFromPeersBytes, Counter::CameFromHostBytes]);
@@ -127,18 +191,21 @@ fn far(told: &Snapshot) -> Option<String> {
     if came + left > 0 {
         parts.push(format!("moved: {} near, {} away", format_size(came), format_size(left)));
     }
-    (!parts.is_empty()).then(|| format!("far: {}", parts.join(", ")))
+    parts
 }
 
 /// How much has which name, as much as one line holds: the rest is in `--json`.
-fn labels(told: &Snapshot) -> Option<String> {
+fn labels(told: &Snapshot) -> Vec<String> {
     let of = |label: &Label| {
         let far = label.on_peers + label.on_host;
         let far = if far > 0 { format!(" ({} far)", format_size(far)) } else { String::new() };
-        format!("{} {}{far}", label.name, format_size(label.bytes))
+        // A name may be of any length, and what follows it is not to be cut.
+        let behind = format!(" {}{far}", format_size(label.bytes));
+        let room = (terminal::width() - BELOW).saturating_sub("labels: ".len() + behind.len() + 1);
+        format!("{}{behind}", terminal::shorten(&terminal::clean(&label.name), room))
     };
-    let named: Vec<String> = told.labels.rows.iter().take(LABELS_SHOWN).map(of).collect();
+    let mut named: Vec<String> = told.labels.rows.iter().take(LABELS_SHOWN).map(of).collect();
     let more = told.labels.rows.len().saturating_sub(LABELS_SHOWN) as u64 + u64::from(told.labels.more);
-    let more = if more > 0 { format!(", {more} more") } else { String::new() };
-    (!named.is_empty()).then(|| format!("labels: {}{more}", named.join(", ")))
+    named.extend((more > 0).then(|| format!("{more} more")));
+    named
 }

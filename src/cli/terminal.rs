@@ -208,13 +208,22 @@ impl Table {
         }
         if let Some((last, others)) = widths.split_last_mut() {
             let taken = |others: &[usize]| 2 + others.iter().map(|width| width + 2).sum::<usize>();
-            // Names as long as that are nobody's; the widest gives way, so that the last column is still there.
-            while taken(others) + LEAST > width()
-                && let Some(widest) = others.iter_mut().max().filter(|widest| **widest > LEAST)
+            // Names as long as that are nobody's; the widest gives way, so that the last column is still there. A number does not: of one that is cut nobody sees what it was.
+            let gives_way = |column: usize| self.alignment.get(column) != Some(&b'r');
+            let is_name = gives_way(self.headings.len() - 1);
+            let least = if is_name { LEAST } else { *last };
+            while taken(others) + least > width()
+                && let Some((_, widest)) = others
+                    .iter_mut()
+                    .enumerate()
+                    .filter(|(column, width)| gives_way(*column) && **width > LEAST)
+                    .max_by_key(|(_, width)| **width)
             {
                 *widest -= 1;
             }
-            *last = (*last).min(width().saturating_sub(taken(others)).max(LEAST));
+            if is_name {
+                *last = (*last).min(width().saturating_sub(taken(others)).max(LEAST));
+            }
         }
         widths
     }
@@ -288,6 +297,23 @@ fn split_at_column(chars: impl Iterator<Item = char>, room: usize) -> (Vec<char>
     taken
 }
 
+/// `parts` behind `label`, in lines of at most `width` columns that are broken between parts alone, so that a number stays whole.
+pub fn list(label: &str, parts: &[String], width: usize) -> Vec<String> {
+    let mut lines = vec![label.to_owned()];
+    for (number, part) in parts.iter().enumerate() {
+        let part = if number + 1 < parts.len() { format!("{part},") } else { part.clone() };
+        match lines.last_mut() {
+            Some(line) if line == label => line.push_str(&part),
+            Some(line) if columns(line) + 1 + columns(&part) <= width => {
+                line.push(' ');
+                line.push_str(&part);
+            }
+            _ => lines.push(format!("{:1$}{part}", "", columns(label))),
+        }
+    }
+    lines
+}
+
 /// `text` in lines of at most `width` columns, broken at spaces; a word that is longer is shortened.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
@@ -339,6 +365,27 @@ mod tests {
         let text = page.into_text();
         assert!(text.lines().all(|line| columns(line) <= WIDTH), "{text}");
         assert!(text.starts_with("  number  where\n       7  xxx"), "{text}");
+    }
+
+    #[test]
+    fn no_number_is_cut_however_wide_the_columns_are() {
+        let mut table = Table::new(&["pid", "state", "mode", "held", "used"], b"rllrr", 4);
+        let numbers = ["4194304", "1023.9 GiB", "1023.8 GiB"];
+        let [pid, held, used] = numbers.map(str::to_owned);
+        table.row(vec![pid, "s".repeat(60), "m".repeat(60), held, used], Vec::new());
+        let mut page = Page::new(false);
+        page.table(&table);
+        let text = page.into_text();
+        assert!(numbers.iter().all(|number| text.contains(number)), "{text}");
+        assert!(text.lines().all(|line| columns(line) <= WIDTH), "{text}");
+    }
+
+    #[test]
+    fn a_list_is_broken_between_its_parts() {
+        let parts = ["gpu0 120.0 MiB", "gpu1 80.0 MiB", "host0 40.0 MiB"].map(str::to_owned);
+        assert_eq!(list("far: ", &parts, 36), ["far: gpu0 120.0 MiB, gpu1 80.0 MiB,", "     host0 40.0 MiB"]);
+        assert_eq!(list("", &parts[..1], 4), ["gpu0 120.0 MiB"]);
+        assert_eq!(list("nothing", &[], 40), ["nothing"]);
     }
 
     #[test]

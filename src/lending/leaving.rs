@@ -3,14 +3,18 @@
 //!
 //! **Until it has left**, or those for whom it leaves have gone. A program whose kernel runs longer than anybody waits has to be tried again: nobody else looks after it.
 //!
-//! **Each try holds the whole program up**, whichever GPU it is for, so there is one pace for all of them. Behind a try that moved nothing the program is left alone for
-//! [`RESTS`] times as long, and twice as long each time; what moved something is gone on with soon. Who comes meanwhile waits for the next try, and the pace
-//! is kept for a while when all have gone: otherwise programs that come and go would have it tried all the time.
+//! **Each try holds the whole program up**, whichever GPU it is for, so there is one pace for all of them. The first one waits for [`FIRST`] that the program comes to rest, and
+//! each one behind a try that moved nothing twice as long, up to [`LATER`]: most programs rest at once, and one that does not should not stand still for seconds to show that. Behind
+//! it the program is left alone for [`RESTS`] times as long as it took, and twice as long each time; what moved something is gone on with soon. Who comes meanwhile waits for the next
+//! try, and the pace is kept for a while when all have gone: otherwise programs that come and go would have it tried all the time. Rejected: to wait as long as one that asks
+//! waits for its answer from the first try on, which held a program whose step takes long for six seconds within the first ten.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// The longest that a try may take behind one that moved nothing.
+/// For how long the program's coming to rest is waited for by a first try: somewhat longer than a step of most programs takes.
+pub const FIRST: Duration = Duration::from_millis(250);
+/// And at most, behind tries that moved nothing.
 pub const LATER: Duration = Duration::from_secs(2);
 /// How many times as long as such a try took, or [`LATER`] if that is less, the program is left alone.
 pub const RESTS: u32 = 4;
@@ -67,6 +71,10 @@ pub struct Leaving {
     all: BTreeMap<u32, Entry>,
     /// How long the program was left alone behind the last try, if that was in vain.
     pause: Duration,
+    /// How often that was waited for twice as long as at first.
+    doubled: u32,
+    /// How many tries were in vain since something is to leave, and how long they took in all.
+    vain: (u32, Duration),
     /// Nothing is tried before.
     next: Option<Instant>,
 }
@@ -74,13 +82,16 @@ pub struct Leaving {
 impl Leaving {
     /// None at all, in a static.
     pub const fn new() -> Self {
-        Self { all: BTreeMap::new(), pause: Duration::ZERO, next: None }
+        Self { all: BTreeMap::new(), pause: Duration::ZERO, doubled: 0, vain: (0, Duration::ZERO), next: None }
     }
 
     /// So many bytes are to leave this GPU for those, with what is to leave it already.
     pub fn begin(&mut self, gpu: u32, whom: Whom, bytes: u64, now: Instant) {
-        if self.all.is_empty() && self.next.is_none_or(|next| now >= next + LONGEST) {
-            (self.pause, self.next) = (Duration::ZERO, None);
+        if self.all.is_empty() {
+            self.vain = (0, Duration::ZERO);
+            if self.next.is_none_or(|next| now >= next + LONGEST) {
+                (self.pause, self.doubled, self.next) = (Duration::ZERO, 0, None);
+            }
         }
         let Some(entry) = self.all.get_mut(&gpu) else {
             self.all.insert(gpu, Entry { whom, bytes, empty: None, is_told: false });
@@ -130,19 +141,27 @@ impl Leaving {
         there.map(|(gpu, entry)| Due { gpu: *gpu, whom: entry.whom.clone(), bytes: entry.bytes }).collect()
     }
 
-    /// How long that may take together; `first`: where the last try was not in vain.
-    pub fn patience(&self, first: Duration) -> Duration {
-        if self.pause.is_zero() { first } else { first.min(LATER) }
+    /// For how long the next try may wait for the program to come to rest. Where that was long enough once it is so the next time.
+    pub fn patience(&self) -> Duration {
+        (FIRST * (1 << self.doubled.min(8))).min(LATER)
+    }
+
+    /// How many tries were in vain since something is to leave, and how long they held the program up in all.
+    pub fn in_vain(&self) -> (u32, Duration) {
+        self.vain
     }
 
     /// It was tried, and something of it has left or not; when the next try is, at the earliest.
     pub fn tried(&mut self, begun: Instant, ended: Instant, has_moved: bool) -> Instant {
-        let took = ended.saturating_duration_since(begun).min(LATER);
+        let all = ended.saturating_duration_since(begun);
+        let took = all.min(LATER);
         let rest = if has_moved {
             self.pause = Duration::ZERO;
             took.max(SHORTEST)
         } else {
             self.pause = (2 * self.pause).clamp(SHORTEST, LONGEST);
+            self.doubled = self.doubled.saturating_add(1);
+            self.vain = (self.vain.0 + 1, self.vain.1 + all);
             self.pause.max(RESTS * took)
         };
         let next = ended + rest;
@@ -170,8 +189,6 @@ impl Leaving {
 mod tests {
     use super::*;
 
-    const FIRST: Duration = Duration::from_secs(6);
-
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -188,7 +205,7 @@ mod tests {
                 now += Duration::from_millis(50);
                 continue;
             }
-            let took = leaving.patience(FIRST);
+            let took = leaving.patience();
             tries.push((now, took));
             leaving.tried(now, now + took, false);
             now += took;
@@ -207,7 +224,13 @@ mod tests {
         let pauses: Vec<Duration> =
             tries.windows(2).map(|pair| pair[1].0 - (pair[0].0 + pair[0].1)).map(|pause| pause / 1000 * 1000).collect();
         assert!(pauses.windows(2).all(|pair| pair[0] <= pair[1]), "{pauses:?}");
-        assert!(pauses[0] >= RESTS * LATER && *pauses.last().unwrap() >= LONGEST, "{pauses:?}");
+        assert!(pauses[0] >= RESTS * FIRST && *pauses.last().unwrap() >= LONGEST, "{pauses:?}");
+        let took: Vec<Duration> = tries.iter().map(|(_, took)| *took).collect();
+        assert_eq!(took[..5], [FIRST, 2 * FIRST, 4 * FIRST, LATER, LATER]);
+        assert_eq!(leaving.in_vain(), (tries.len() as u32, took.iter().sum()));
+        // Of the first ten seconds.
+        let held: Duration = tries.iter().filter(|(at, _)| *at < begun + seconds(10)).map(|(_, took)| *took).sum();
+        assert!(held <= seconds(4), "{held:?}");
         assert!(pauses.iter().all(|pause| *pause <= LONGEST + seconds(1)), "{pauses:?}");
         // It is there at the end as at the beginning, and leaves at last.
         let end = begun + seconds(3700);
@@ -217,6 +240,10 @@ mod tests {
         assert_eq!((leaving.due(end + seconds(1)), leaving.all().len()), (Vec::new(), 1));
         leaving.note(1, false, end + LATE);
         assert_eq!((leaving.all(), leaving.wait(end)), (Vec::new(), None));
+        // What was so long ago is no matter to who comes now.
+        assert_eq!((leaving.in_vain().0, leaving.patience()), (tries.len() as u32, LATER));
+        leaving.begin(1, Whom::Workers(None), u64::MAX, end + 2 * LONGEST);
+        assert_eq!((leaving.in_vain(), leaving.patience()), ((0, Duration::ZERO), FIRST));
     }
 
     #[test]
@@ -226,10 +253,10 @@ mod tests {
         leaving.begin(1, strangers(&[7]), u64::MAX, now);
         in_vain(&mut leaving, now, now + seconds(300));
         let later = now + seconds(400);
-        assert_eq!(leaving.patience(FIRST), LATER);
+        assert_eq!(leaving.patience(), LATER);
         assert_eq!(leaving.tried(later, later, true), later + SHORTEST);
         assert_eq!((leaving.due(later).len(), leaving.due(later + SHORTEST).len()), (0, 1));
-        assert_eq!(leaving.patience(FIRST), FIRST);
+        assert_eq!(leaving.patience(), LATER, "as long as it took");
         leaving.note(1, false, later);
         leaving.note(1, true, later + LATE / 2);
         leaving.note(1, false, later + LATE);
@@ -267,7 +294,7 @@ mod tests {
 
     /// However many GPUs there are, and whoever comes and goes.
     #[test]
-    fn tries_in_vain_take_a_fifth_of_the_time_at_most_but_for_the_first() {
+    fn tries_in_vain_take_a_fifth_of_the_time_at_most() {
         let mut seed: u32 = 1;
         let mut random = move |below: u32| {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -288,7 +315,7 @@ mod tests {
                 }
                 if !leaving.due(now).is_empty() {
                     // Some fail at once, and some take longer than they may.
-                    let took = leaving.patience(FIRST) * random(12) / 10;
+                    let took = leaving.patience() * random(12) / 10;
                     leaving.tried(now, now + took, false);
                     (now, tried) = (now + took, tried + took);
                 }

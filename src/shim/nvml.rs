@@ -24,6 +24,12 @@ pub fn get() -> Option<Nvml> {
     gpupool_machine::Nvml::get().ok().map(Nvml)
 }
 
+/// Why this machine has none, where that is so.
+pub fn why_missing() -> Option<&'static str> {
+    let _sheltered = cancel::shelter();
+    gpupool_machine::Nvml::get().err()
+}
+
 impl Nvml {
     /// Free bytes of a GPU.
     pub fn free(&self, uuid: &Uuid) -> Option<u64> {

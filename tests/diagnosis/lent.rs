@@ -20,6 +20,16 @@ fn borrowed_memory_that_no_place_has_room_for_is_found_when_somebody_comes_to_wo
     compare("stayed_lent", &format!("{}\n", lines.join("\n")));
 }
 
+/// Each place that it was tried at is named, and no line of the program, since none of them brought it about.
+#[test]
+fn every_place_that_lacks_room_for_borrowed_memory_is_named() {
+    let told = visited("1MiB");
+    told.finds(&["GP023"]);
+    let what = &told.findings()[0].what;
+    assert!(what.contains("gpu0 lacks ") && what.contains(", and host0 lacks "), "{what}");
+    assert!(told.findings()[0].site.is_none());
+}
+
 #[test]
 fn a_program_all_of_whose_borrowed_memory_leaves_is_no_finding() {
     visited("1GiB").finds(&[]);

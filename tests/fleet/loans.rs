@@ -105,6 +105,184 @@ fn what_left_for_somebody_comes_back_once_nobody_works_there_any_more() {
     ends(bare);
 }
 
+/// Having to leave is to need memory: a GPU that lends no more because nothing was there for a while does again.
+#[test]
+fn what_has_to_leave_a_gpu_that_a_rank_is_lent_goes_to_another_one_that_nobody_works_on_and_not_to_the_host() {
+    let machine = Machine::new("4x320MiB");
+    let program = borrowing(&machine, rank(&machine), 120, 200);
+    let lends_no_more = |gpu: u32| {
+        let text = format!("has nothing on GPU {gpu}");
+        eventually("a GPU that lends no more", || log_of(&program).contains(&text).then_some(()));
+    };
+    lends_no_more(3);
+    done(&machine, "drain --json 2");
+    let page = machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    assert!(held(&page, 3) >= 76 * MIB && on_host(&page) == 0, "{page:?}");
+    lends_no_more(2);
+    done(&machine, "undrain --json 2");
+    machine.until(&program, "its memory back", |page| held(page, 2) >= 76 * MIB && held(page, 3) == 0);
+    // And for somebody who comes.
+    let times = log_of(&program).matches("has nothing on GPU 3").count();
+    eventually("that again", || (log_of(&program).matches("has nothing on GPU 3").count() > times).then_some(()));
+    let bare = comes(&machine, 2);
+    let page = machine.until(&program, "an empty GPU again", |page| held(page, 2) == 0);
+    assert!(held(&page, 3) >= 76 * MIB && on_host(&page) == 0, "{page:?}");
+    is_whole(program);
+    ends(bare);
+}
+
+/// Such a GPU lends no more once nothing was there for a while; and where somebody works there by then, that is the reason.
+#[test]
+fn what_left_a_drained_gpu_that_a_rank_is_lent_comes_back_behind_undrain_or_once_nobody_works_there() {
+    let machine = Machine::new("3x320MiB");
+    let program = borrowing(&machine, rank(&machine), 120, 200);
+    let drain = |times: usize| {
+        done(&machine, "drain --json 2");
+        let page = machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+        assert!(on_host(&page) >= 76 * MIB, "{page:?}");
+        let lends_no_more = || (log_of(&program).matches("has nothing on GPU 2").count() >= times).then_some(());
+        eventually("a GPU that lends no more", lends_no_more);
+    };
+    let is_back = |what: &str| {
+        machine.until(&program, what, |page| held(page, 2) >= 76 * MIB && on_host(page) == 0);
+    };
+    drain(1);
+    let (told, all) = machine.told("undrain --json 2");
+    assert!(all && told[0]["stayed"] == serde_json::json!([]), "{told}");
+    is_back("its memory back");
+    drain(2);
+    let bare = comes(&machine, 2);
+    let (told, _) = machine.told("undrain --json 2");
+    let why = told[0]["stayed"][0]["what"].as_str().unwrap_or_default();
+    assert!(why.contains("only while nobody is seen to work there"), "{told}");
+    assert_eq!(held(&machine.page(&program), 2), 0);
+    ends(bare);
+    is_back("its memory back by itself");
+    is_whole(program);
+}
+
+/// A fork is under way when it is looked whether what left may come back, and nothing else wakes the agent afterwards: nothing is on a GPU, so it need not look at the health
+/// of any.
+#[test]
+fn what_left_comes_back_where_a_fork_was_in_the_way_of_asking_who_works_there() {
+    let machine = Machine::new("3x320MiB");
+    let mut program = borrowing(&machine, rank(&machine), 0, 80);
+    let bare = comes(&machine, 2);
+    machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    program.ask("fork and stand");
+    eventually("a fork under way", || (program.ask("stands") == "yes").then_some(()));
+    ends(bare);
+    eventually("a question that cannot be asked", || {
+        log_of(&program).contains("since the program forks").then_some(())
+    });
+    program.ask("let");
+    machine.until(&program, "what had left", |page| held(page, 2) >= 76 * MIB && on_host(page) == 0);
+    is_whole(program);
+}
+
+/// The time of all of them is told.
+#[test]
+fn a_try_to_leave_in_vain_holds_the_program_up_for_a_bounded_time() {
+    let machine = Machine::new("3x320MiB");
+    // Who asks would be waited for for 30 s, and three times as long.
+    let mut program = borrowing(&machine, rank(&machine), 120, 200);
+    program.ask("spin");
+    let bare = comes(&machine, 2);
+    stays(&program);
+    program.ask("release");
+    machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    let told = |words: &str| {
+        let log = log_of(&program);
+        let line = log.lines().find(|line| line.contains(words));
+        line.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+    };
+    let first = told("could leave for").unwrap();
+    let [tries, held] = ["tries", "held_ms"].map(|name| first[name].as_u64().unwrap());
+    assert!(tries == 1 && (1..5000).contains(&held), "{first}");
+    let sum = eventually("the sum of all", || told("nothing has to leave other GPUs for anybody any more"));
+    assert!(sum["tries"].as_u64() >= Some(1) && sum["held_ms"].as_u64() >= Some(held), "{sum}");
+    is_whole(program);
+    ends(bare);
+}
+
+/// A small block that found the GPU full is the driver's, and stands in what is to stay free: what was there before that has its room all the same.
+#[test]
+fn a_program_alone_is_back_where_it_was_when_it_is_resumed_also_where_small_blocks_stand_in_the_reserve() {
+    let machine = Machine::new("1x128MiB");
+    let mut program = machine.holder(machine.neighbour(0, 50), 100);
+    takes(&mut program, 16);
+    let full = machine.until(&program, "a full GPU", |page| page.levels.live_bytes >= 116 * MIB);
+    let (there, beside) = (held(&full, 0), on_host(&full));
+    assert!(there >= 100 * MIB && beside > 0, "{full:?}");
+    assert!(program.ask("piece 40").parse::<f64>().is_ok(), "a small block");
+    for _ in 0..2 {
+        done(&machine, &format!("suspend --json --to host {}", program.pid()));
+        let (told, all) = machine.told(&format!("resume --json {}", program.pid()));
+        assert!(all && told[0]["stayed_bytes"] == 0, "{told}");
+        let page = machine.until(&program, "its memory back", |page| page.levels.suspended == 0 && held(page, 0) > 0);
+        assert_eq!((held(&page, 0), page.levels.residence.on_host), (there, full.levels.residence.on_host), "{page:?}");
+    }
+    is_whole(program);
+}
+
+/// As much as a context takes here stays free, which is more than `GPUPOOL_RESERVE`: one that was refused it would never be seen.
+#[test]
+fn who_comes_to_a_gpu_that_loans_have_filled_has_room_for_its_context() {
+    let machine = Machine::new("3x320MiB");
+    let context = |run: Run| run.env("SIMCUDA_CONTEXT_MIB", "36").env("GPUPOOL_RESERVE", "4MiB");
+    let mut program = machine.holder(context(rank(&machine)).env("GPUPOOL_LIMIT", "0:20MiB"), 20);
+    (0..20).for_each(|_| assert!(takes(&mut program, 20) < u64::MAX));
+    let page = machine.until(&program, "more than the GPU has", |page| on_host(page) >= 40 * MIB);
+    assert!(held(&page, 2) >= 260 * MIB, "{page:?}");
+    let mut bare = machine.start(machine.bare(2).env("SIMCUDA_CONTEXT_MIB", "36"));
+    assert_eq!(bare.ask("check"), "0", "it has begun");
+    machine.until(&program, "an empty GPU", |page| held(page, 2) == 0);
+    takes(&mut bare, 240);
+    is_whole(program);
+    ends(bare);
+}
+
+#[test]
+fn a_rank_that_is_lent_nothing_because_nvml_is_missing_says_so_once() {
+    let machine = Machine::new("3x320MiB");
+    let run = rank(&machine).env("GPUPOOL_LIMIT", "0:60MiB");
+    let run = run.without_nvml();
+    let mut program = machine.holder(run, 100);
+    let page = machine.until(&program, "memory on the host", |page| on_host(page) >= 40 * MIB);
+    assert_eq!(held(&page, 1) + held(&page, 2), 0, "{page:?}");
+    takes(&mut program, 20);
+    let log = log_of(&program);
+    assert_eq!(log.matches("only NVML tells that nobody works on one").count(), 1, "{log}");
+    is_whole(program);
+}
+
+/// Of both sides, to people and to programs; and no number is cut where several places are named in one line.
+#[test]
+fn ps_tells_who_borrows_what_of_whom() {
+    let machine = Machine::new("4x320MiB");
+    let owner = machine.holder(machine.neighbour(1, 50), 40);
+    let run = machine.neighbour(0, 50).env("GPUPOOL_LIMIT", "0:4MiB,1:40MiB,2:40MiB,3:40MiB");
+    let debtor = machine.holder(run.env("GPUPOOL_DEVICES", "0,1,2,3"), 160);
+    let lent = debtor.pid();
+    let listed = eventually("both", || {
+        let text = String::from_utf8(machine.gpupool("ps").stdout).unwrap();
+        (text.contains(" of gpu1 for gpu0") && text.contains(&format!(" of gpu1 to process {lent}"))).then_some(text)
+    });
+    assert!(listed.contains("borrows: ") && listed.contains("lends: "), "{listed}");
+    let whole = ["gpu0 4.0 MiB", "gpu1 40.0 MiB", "gpu2 40.0 MiB", "gpu3 40.0 MiB", "host0 36.0 MiB"];
+    assert!(whole.iter().all(|part| listed.contains(part)) && !listed.contains('…'), "{listed}");
+    assert!(listed.lines().all(|line| line.len() <= 80), "{listed}");
+    let (all, done) = machine.told("ps --json");
+    let row = |pid: u32| all.as_array().unwrap().iter().find(|row| row["process"]["identity"]["pid"] == pid).unwrap();
+    let lends = &row(owner.pid())["lends"][0];
+    assert!(done && lends["pid"] == lent && lends["gpu"] == "gpu1", "{all}");
+    let loans = row(lent)["levels"]["loans"]["rows"].as_array().unwrap();
+    let loan = loans.iter().find(|loan| loan["lender"] == "gpu1").unwrap();
+    assert_eq!((&loan["borrower"], &loan["bytes"]), (&"gpu0".into(), &lends["bytes"]), "{all}");
+    is_whole(owner);
+    is_whole(debtor);
+}
+
 /// So it is looked at who comes there next.
 #[test]
 fn what_has_not_left_before_whoever_came_has_gone_stays_and_leaves_for_the_next_one() {

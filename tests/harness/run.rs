@@ -131,6 +131,12 @@ impl Run {
         self
     }
 
+    /// Takes it away again, where whoever made the run has put it there.
+    pub fn without_nvml(mut self) -> Self {
+        self.nvml = false;
+        self
+    }
+
     /// As another user, to whom the run's folder is given ([`Run::start`] alone); only root can.
     pub fn user(mut self, user: u32) -> Self {
         self.user = Some(user);

@@ -1,6 +1,7 @@
 /*
  * neighbour [GPU]: a program beside others on the same GPUs. Does what the lines of its standard input say on that GPU (0), and answers each with one line.
  *   take MIB         a block that it fills; how long that took in ms, or the driver's error
+ *   piece KIB        a block of so many KiB, the same way
  *   own MIB          the same of memory of its own (cuMemCreate)
  *   pin MIB          pinned memory, which it frees at once
  *   drop             frees the block that it took first
@@ -9,12 +10,13 @@
  *   spin             a kernel that waits for the host; release: it ends
  *   faults LIST      the simulated driver's next calls fail so (SIMCUDA_FAULT)
  *   fork             a child that answers the driver's version, and ends
+ *   fork and stand   another thread forks and stands in the middle of it, behind what the library does before; stands: whether it does; let: it goes on
  *   exit             it ends at once, with all that it has
  *   exec             it becomes such a program anew
  */
 #define _GNU_SOURCE
 #include "held.h"
-#include "simulator.h"
+#include "standing.h"
 #include "vmm.h"
 
 #include <errno.h>
@@ -83,6 +85,34 @@ static uint64_t wrong(const Block *block)
     return count_wrong(&gpu.kernels, block->at, block->bytes / 4, block->start);
 }
 
+static atomic_int is_to_stand;
+
+static void stand_if_asked(void)
+{
+    if (atomic_exchange(&is_to_stand, 0))
+        stand();
+}
+
+/* What is registered last is called first before a fork, so this is registered before any library is. */
+static void register_early(int arguments, char **values, char **environment)
+{
+    (void)arguments, (void)values, (void)environment;
+    (void)pthread_atfork(stand_if_asked, NULL, NULL);
+}
+__attribute__((section(".preinit_array"), used)) static void (*const early)(int, char **, char **) = register_early;
+
+static void *forks(void *unused)
+{
+    int status;
+    (void)unused;
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0)
+        _exit(0);
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return NULL;
+}
+
 static void churn(int seconds, unsigned seed, size_t most)
 {
     double ends = milliseconds() + seconds * 1e3, longest = 0;
@@ -124,8 +154,9 @@ int main(int arguments, char **values)
         unsigned seed = 0;
         line[strcspn(line, "\n")] = 0;
         double begun = milliseconds();
-        if (sscanf(line, "take %d", &number) == 1) {
-            CUresult result = take((size_t)number * MIB);
+        int is_piece = sscanf(line, "piece %d", &number) == 1;
+        if (is_piece || sscanf(line, "take %d", &number) == 1) {
+            CUresult result = take((size_t)number * (is_piece ? 1024 : MIB));
             if (result)
                 printf("error %d\n", result);
             else
@@ -163,6 +194,13 @@ int main(int arguments, char **values)
         } else if (strncmp(line, "faults ", 7) == 0) {
             REQUIRE(find_simulator().arm(line + 7) == 0);
             puts("armed");
+        } else if (strcmp(line, "fork and stand") == 0) {
+            pthread_t thread;
+            atomic_store(&goes_on, 0);
+            atomic_store(&is_to_stand, 1);
+            REQUIRE(pthread_create(&thread, NULL, forks, NULL) == 0 && pthread_detach(thread) == 0);
+            puts("it will");
+        } else if (orders_a_call(line)) {
         } else if (strcmp(line, "fork") == 0) {
             int status;
             fflush(stdout);

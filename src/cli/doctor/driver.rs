@@ -43,6 +43,7 @@ pub fn checks() -> (Vec<Check>, Option<Vec<u64>>) {
     let totals = probe.gpus.iter().map(|gpu| gpu.total).collect();
     let mut checks = vec![driver(&probe), gpus(&probe), links(&probe), vmm(&probe), host_numa(&probe)];
     checks.extend(lenders(&probe));
+    checks.extend(loans(&probe));
     checks.extend(budgets(&probe, Path::new("/")));
     checks.extend(fabric::check(&probe, Path::new("/")));
     (checks, Some(totals))
@@ -233,6 +234,18 @@ fn lenders(probe: &Probe) -> Option<Check> {
         ),
     };
     Some(Check::fine("lenders", words).facts(json!({"setting": setting.word()})))
+}
+
+/// Whether it can be known that somebody works on a GPU; nothing where it can, or nothing could be borrowed.
+fn loans(probe: &Probe) -> Option<Check> {
+    let why = probe.nvml.as_ref().filter(|_| probe.gpus.len() > 1)?;
+    let words = format!(
+        "nobody tells who works on a GPU ({}): no rank is lent GPUs that nobody works on, and memory on other GPUs does not leave for programs without \
+         gpupool",
+        clean(why)
+    );
+    let advice = "ranks whose GPU is full use the host; NVML comes with the driver, and in a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility";
+    Some(Check::finding("loans", words, advice).facts(json!({"nvml": why})))
 }
 
 fn vmm(probe: &Probe) -> Check {

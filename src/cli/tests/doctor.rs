@@ -104,6 +104,11 @@ fn where_there_is_no_nvml_the_driver_alone_tells() {
     let text = stdout(&output);
     golden("doctor_no_nvml.txt", &of_gpus(&text));
     assert!(text.contains("free memory is not known: libnvidia-ml.so.1 is not there"), "{text}");
+    // Of one GPU nothing could be lent, and with NVML it is.
+    for gpus in [&["--gpus", "1x32GiB", "--no-nvml"][..], &["--gpus", "4x32GiB"]] {
+        let other = self::output(&mut simulated(&bench, gpus, GOOD_PYTHON, &[]));
+        assert!(text.contains("loans ") && !stdout(&other).contains("loans "), "{gpus:?}: {text}");
+    }
 }
 
 #[test]

@@ -168,7 +168,7 @@ fn leave(is_wanted: &dyn Fn() -> bool, which: impl Fn(u32) -> Option<Which>) -> 
         let Some(which) = which(gpu) else { continue };
         let Vacated { moved, rest, .. } = vacate::vacate(gpu, which, until, is_wanted, &mut |_, _| {});
         if moved > 0 {
-            said.push(format!("{} left GPU {gpu}", format_size(moved)));
+            said.push(format!("{} moved away from GPU {gpu}", format_size(moved)));
         }
         said.extend(rest.iter().map(|rest| format!("{} stays on GPU {gpu}: {}", format_size(rest.bytes), rest.what)));
     }

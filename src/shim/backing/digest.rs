@@ -77,7 +77,7 @@ impl Digester {
         let Some(function) = self.function else { return };
         let _relaxed = driver.relax();
         for contents in contents.chunks_mut(AT_ONCE) {
-            let is_fit = |of: &Contents| of.address % DIGESTED_AT_ONCE == 0 && of.bytes % DIGESTED_AT_ONCE == 0;
+            let is_fit = |of: &Contents| [of.address, of.bytes].iter().all(|it| it.is_multiple_of(DIGESTED_AT_ONCE));
             let begin = |(index, of): (usize, &Contents)| {
                 // SAFETY: there is room for so many sums of so many digests.
                 let to = unsafe { self.sums.add(index * SUMS) };

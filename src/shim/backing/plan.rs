@@ -4,6 +4,7 @@
 use super::host;
 use super::terms;
 use super::topology::{self, Topology, Unanswered};
+use crate::watch::context;
 use crate::{log, process};
 use gpupool_config::{Budget, Devices, Mode, Problem, Settings, format_size};
 use gpupool_cuda::{CuResult, Device, Driver};
@@ -11,6 +12,11 @@ use gpupool_events::PoolFallback;
 use gpupool_pool::{Accounts, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// What a context takes of a GPU where nothing is known of this process's own ones (H200, driver 580).
+const CONTEXT: u64 = 523 << 20;
+/// No more than this part of a GPU is kept free for one.
+const CONTEXTS: u64 = 8;
 
 /// What the pool of this process will be made of; nothing is taken yet.
 #[derive(Debug)]
@@ -179,6 +185,17 @@ impl Plan {
         order
     }
 
+    /// Bytes that stay free on a GPU: the reserve, and where this process only borrows and leaves for whoever comes, what a context takes at least. One that was refused its context
+    /// is never seen, and nothing would leave for it.
+    pub fn kept_free(&self, ordinal: u32) -> u64 {
+        let reserve = self.members.get(&ordinal).copied().unwrap_or(0);
+        if process::settings().recall_wait.is_none() || context::is_on(Device::of(ordinal)) {
+            return reserve;
+        }
+        let total = self.topology.gpus.get(ordinal as usize).map_or(0, |gpu| gpu.total);
+        reserve.max(context::usual_cost().unwrap_or(CONTEXT).min(total / CONTEXTS))
+    }
+
     /// Bytes that a place could still give, less what must be left free there; `None` where nobody can tell.
     pub fn free_at(&self, driver: &Driver, place: Place) -> Option<u64> {
         match place {
@@ -188,7 +205,7 @@ impl Plan {
             Place::Gpu(ordinal) => {
                 let gpu = self.topology.gpus.get(ordinal as usize)?;
                 let free = super::free_on(driver, ordinal, &gpu.uuid)?;
-                Some(free.saturating_sub(self.members.get(&ordinal).copied().unwrap_or(0)))
+                Some(free.saturating_sub(terms::kept_free_now(ordinal, self.kept_free(ordinal))))
             }
         }
     }
@@ -196,8 +213,7 @@ impl Plan {
     /// Bytes by which less of a GPU is free than is to stay free there: as where contexts were made since. 0 where nobody can tell.
     pub fn lacks_at(&self, driver: &Driver, ordinal: u32) -> u64 {
         let Some(gpu) = self.topology.gpus.get(ordinal as usize) else { return 0 };
-        let reserve = self.members.get(&ordinal).copied().unwrap_or(0);
-        super::free_on(driver, ordinal, &gpu.uuid).map_or(0, |free| reserve.saturating_sub(free))
+        super::free_on(driver, ordinal, &gpu.uuid).map_or(0, |free| self.kept_free(ordinal).saturating_sub(free))
     }
 
     /// Whether so much of a GPU is free and kept so by a reserve that is a large part of it (an eighth): what is on the host could be there.

@@ -6,7 +6,7 @@ use super::plan::Plan;
 use crate::watch::context;
 use crate::{live, process};
 use gpupool_config::Devices;
-use gpupool_cuda::Device;
+use gpupool_cuda::{Device, Driver};
 use gpupool_metrics::drains::{self, Uuid};
 use gpupool_metrics::folder::Roots;
 use gpupool_pool::Place;
@@ -249,6 +249,48 @@ impl Drop for Waived {
     }
 }
 
+/// Of which GPUs less was free than is to stay free when the program was suspended last, and how much: as where others, or the driver for this program's small blocks, took some of that.
+static TIGHT: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
+/// How many bring memory back.
+static BRINGING: AtomicU32 = AtomicU32::new(0);
+
+/// Notes that, before any of the program's memory leaves.
+pub fn note_free(driver: &Driver) {
+    let Some(plan) = open::plan_made() else { return };
+    let free = |ordinal: u32, uuid: Uuid| {
+        super::free_on(driver, ordinal, &uuid).filter(|free| *free < plan.kept_free(ordinal))
+    };
+    let tight = gpus(plan).filter(|(ordinal, _)| plan.members.contains_key(ordinal));
+    *TIGHT.lock() = tight.filter_map(|(ordinal, uuid)| Some((ordinal, free(ordinal, uuid)?))).collect();
+}
+
+/// All of what left then is back.
+pub fn forget_free() {
+    TIGHT.lock().clear();
+}
+
+/// Memory comes back, until this is dropped: what was there before may leave as little free as it did then. The program is stopped, so nobody else is served.
+pub struct Bringing(());
+
+pub fn bring() -> Bringing {
+    BRINGING.fetch_add(1, Ordering::Relaxed);
+    Bringing(())
+}
+
+impl Drop for Bringing {
+    fn drop(&mut self) {
+        BRINGING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How much of a GPU stays free, of which `usual` bytes do, as far as that concerns who asks at this moment.
+pub fn kept_free_now(ordinal: u32, usual: u64) -> u64 {
+    if BRINGING.load(Ordering::Relaxed) == 0 {
+        return usual;
+    }
+    TIGHT.lock().get(&ordinal).map_or(usual, |free| usual.min(*free))
+}
+
 /// Looks which GPUs are drained, and closes or opens them: those that have become so, and those that are so no more. `page`: where this
 /// process's page lies.
 pub fn look_for_drains(page: Option<&Path>) -> (Vec<u32>, Vec<u32>) {
@@ -296,6 +338,29 @@ pub fn is_said_drained(gpu: &Uuid) -> bool {
 pub fn may_hold(ordinal: u32) -> bool {
     let lends = || open::plan_made().is_some_and(|plan| plan.lends(ordinal));
     !is_drained(ordinal) && (context::is_on(Device::of(ordinal)) || lends())
+}
+
+/// Why nothing may come back to this GPU, in words; `None`: it may ([`may_hold`]).
+pub fn why_closed(ordinal: u32) -> Option<String> {
+    if may_hold(ordinal) {
+        return None;
+    }
+    let is_given = matches!(GIVEN.lock().get(&ordinal), Some((None, until)) if *until > Instant::now());
+    Some(match live::devices() {
+        _ if is_drained(ordinal) => format!("GPU {ordinal} is drained"),
+        _ if is_given => format!(
+            "what this program borrowed from GPU {ordinal} was just given to another one, so nothing is borrowed there for a while; it comes back by itself"
+        ),
+        Devices::List(_) => {
+            format!(
+                "GPU {ordinal} lends to this program no more: GPUPOOL_DEVICES or gpupool set devices= leaves it out"
+            )
+        }
+        Devices::Auto => format!(
+            "GPU {ordinal} lends to this program, which is one of several ranks, only while nobody is seen to work there; it comes back by itself \
+             once that is so"
+        ),
+    })
 }
 
 /// The drained GPUs of the pool.

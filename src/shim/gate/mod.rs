@@ -98,7 +98,11 @@ impl fmt::Display for Disturbed {
             Self::OwnCall => f.write_str("the thread was in a call of the driver itself"),
             Self::Inside { thread, api, waited } => {
                 let api = api.unwrap_or("calls of the driver");
-                write!(f, "thread {thread} was in {api} for more than {} µs", waited.as_micros())
+                let waited = match waited.as_millis() {
+                    0 => format!("{} µs", waited.as_micros()),
+                    milliseconds => format!("{milliseconds} ms"),
+                };
+                write!(f, "thread {thread} was in {api} for more than {waited}")
             }
             Self::Capture => f.write_str("a stream was being captured"),
             Self::Working { gpu, context } => write!(f, "work was running on GPU {gpu}, in context {context}"),

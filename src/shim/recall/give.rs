@@ -4,7 +4,10 @@ use super::at_work;
 use crate::backing::{open, terms};
 use crate::serve::memory::idle;
 use crate::serve::{handles, memory};
-use crate::suspend::vacate::{self, Vacated, Which};
+use crate::suspend::{
+    self,
+    vacate::{self, Vacated, Which},
+};
 use crate::watch::context;
 use crate::{live, log, nvml, process};
 use gpupool_config::format_size;
@@ -45,7 +48,9 @@ pub fn give_way(
         return Err(format!("its priority is {own}, and {priority} is lower"));
     };
     let Some(ordinal) = ordinal else { return Ok(Vacated::default()) };
-    Ok(give(ordinal, Gives { bytes, terms, pid: Some(pid) }, deadline, is_wanted, progress))
+    // Whoever asked waits, and is not to wait in vain.
+    let rest = Duration::MAX;
+    Ok(give(ordinal, Gives { bytes, terms, pid: Some(pid), rest }, deadline, is_wanted, progress))
 }
 
 /// What is given.
@@ -55,6 +60,8 @@ pub(super) struct Gives {
     pub terms: Terms,
     /// Who gets it.
     pub pid: Option<u32>,
+    /// For how long the program's coming to rest is waited for, of the time that there is.
+    pub rest: Duration,
 }
 
 /// Gives this; [`Vacated::moved`] is what is free now.
@@ -66,7 +73,7 @@ pub(super) fn give(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
     let begun = Instant::now();
-    let Gives { bytes, terms: Terms { lent, floor }, pid } = gives;
+    let Gives { bytes, terms: Terms { lent, floor }, pid, rest } = gives;
     let taken = || on_gpu(gpu);
     let before = taken();
     let most = bytes.min(before.saturating_sub(floor));
@@ -80,7 +87,7 @@ pub(super) fn give(
     let uncharged = before.saturating_sub(memory::accounts().map_or(0, |all| all.taken(Place::Gpu(gpu))));
     let bounds = |bytes: u64| (!lent || !context::is_on(Device::of(gpu))).then_some(bytes.saturating_sub(uncharged));
     terms::keep_below(gpu, bounds(before - most), until);
-    vacate::give_back(gpu, Which::Given { bytes: most, lent, cap: most });
+    vacate::give_back(gpu, Which::Given { bytes: most, lent, cap: most, rest });
     let left = most.saturating_sub(before.saturating_sub(taken()));
     let mut done = Vacated::default();
     if left > 0 {
@@ -88,7 +95,7 @@ pub(super) fn give(
         progress(0, left);
         done = vacate::vacate(
             gpu,
-            Which::Given { bytes: left, lent, cap: taken().saturating_sub(floor) },
+            Which::Given { bytes: left, lent, cap: taken().saturating_sub(floor), rest },
             deadline,
             is_wanted,
             progress,
@@ -132,21 +139,21 @@ fn guard(gpu: u32) -> Duration {
 /// Has what was given come back where its time is over and there is room; how long nothing need be done.
 pub fn look() -> Option<Duration> {
     let mut again = terms::forget_given();
+    // What left because a GPU was drained comes back by itself as well, as soon as that lends.
+    for gpu in vacate::waits_for_lenders() {
+        let lends = lends_again(gpu, "again, and what left while it was drained comes back", || vacate::has_room(gpu));
+        again = again.into_iter().chain(lends.map(|_| PERIOD)).min();
+    }
     for gpu in vacate::given() {
         // Nothing comes back to a GPU that is not lent any more, until it is again.
         if terms::is_kept_below(gpu) {
             continue;
         }
         if !terms::may_hold(gpu) {
-            // Those that lend while nobody works there do when that is so again. While the program is suspended nothing comes back.
-            let may = terms::keeps_to_its_own() && !terms::is_drained(gpu) && process::settings().recall_wait.is_some();
-            let lends = if may && vacate::may_come_back() {
-                at_work::lends_again(gpu, "again, and what had to leave it comes back")
-            } else {
-                None
-            };
+            let lends =
+                lends_again(gpu, "again, and what had to leave it comes back", || room_on(gpu, freed_on(gpu)) > 0);
             if lends != Some(true) {
-                again = if lends.is_some() { Some(again.map_or(PERIOD, |again| again.min(PERIOD))) } else { again };
+                again = again.into_iter().chain(lends.map(|_| PERIOD)).min();
                 continue;
             }
         }
@@ -159,7 +166,7 @@ pub fn look() -> Option<Duration> {
             let room = room_on(gpu, freed);
             // What the program has freed and keeps is nearer than what it uses.
             if freed > 0 && room > 0 && room_on(gpu, 0) < vacate::given_of(gpu) {
-                vacate::give_back(gpu, Which::Given { bytes: freed, lent: false, cap: freed });
+                vacate::give_back(gpu, Which::Given { bytes: freed, lent: false, cap: freed, rest: Duration::ZERO });
             }
             let came = if room > 0 { vacate::take_back(gpu, room) } else { 0 };
             if came > 0 {
@@ -178,6 +185,27 @@ pub fn look() -> Option<Duration> {
     again
 }
 
+/// Has a GPU lend to this rank again to which something is to come back, where nobody works there any more and there is room; whether it does. `None`: that need not be
+/// looked at before something changes. Whatever keeps it from being asked now, a fork or an image, it is asked again: none of them wakes the agent.
+fn lends_again(gpu: u32, then: &str, has_room: impl Fn() -> bool) -> Option<bool> {
+    let may = terms::keeps_to_its_own() && !terms::is_drained(gpu) && process::settings().recall_wait.is_some();
+    // While the program is suspended nothing comes back, and whoever resumes it wakes the agent.
+    if !may || suspend::since() != 0 {
+        return None;
+    }
+    if !has_room() || !vacate::may_come_back() {
+        return Some(false);
+    }
+    let lends = at_work::lends_again(gpu, then);
+    if lends.is_none() {
+        tracing::debug!(
+            target: "gpupool::memory", about = "idle_lent", device = gpu,
+            "it cannot be asked at this moment who works on GPU {gpu}, since the program forks; that is asked again"
+        );
+    }
+    Some(lends == Some(true))
+}
+
 /// Bytes of a GPU that the program has freed, and the pool keeps.
 fn freed_on(gpu: u32) -> u64 {
     let freed = idle::freed();
@@ -191,7 +219,7 @@ fn room_on(gpu: u32, freed: u64) -> u64 {
     let Some(plan) = open::plan_made() else { return 0 };
     let Some(known) = plan.topology.gpus.get(gpu as usize) else { return 0 };
     let free = nvml::get().and_then(|nvml| nvml.free(&known.uuid)).unwrap_or(0);
-    let reserve = plan.members.get(&gpu).copied().unwrap_or(0);
+    let reserve = plan.kept_free(gpu);
     let by_limit = plan.limit(Place::Gpu(gpu)).saturating_sub(plan.accounts.taken(Place::Gpu(gpu)));
     lending::room(free + freed, reserve, by_limit.saturating_add(freed))
 }

@@ -10,7 +10,7 @@
 use super::at_work::{self, Work};
 use super::{ask, give, leaving};
 use crate::backing::{open, terms};
-use crate::{bell, process};
+use crate::{bell, log, nvml, process};
 use gpupool_interpose::cancel;
 use gpupool_lending::Whom;
 use gpupool_pool::Place;
@@ -41,6 +41,16 @@ fn try_to_widen(home: u32, bytes: u64) -> Option<()> {
     super::page()?;
     let driver = process::driver()?;
     let plan = open::plan(driver).filter(|plan| plan.members.len() > 1)?;
+    if let Some(why) = nvml::why_missing() {
+        log::warn_once(
+            "no_loans",
+            format_args!(
+                "this process, one of several ranks, needs more than its own GPU has, and no other GPU lends to it: only NVML tells that nobody works on one, and {why} (in a \
+                 container, NVIDIA_DRIVER_CAPABILITIES=compute,utility brings it). What has no room lies on the host; GPUPOOL_DEVICES with a list of GPUs has these lend"
+            ),
+        );
+        return None;
+    }
     // Who comes meanwhile waits for what is found: its block would lie on the host otherwise. Not for good, since NVML may have to be loaded and another thread may hold the
     // loader's lock.
     let newly = WIDENED.try_lock_for(TO_LOOK).and_then(|mut widened| {

@@ -7,7 +7,7 @@ use super::neighbours;
 use crate::backing::terms;
 use crate::process;
 use crate::suspend::vacate::Vacated;
-use crate::watch::{finding, site};
+use crate::watch::finding;
 use gpupool_config::format_size;
 use gpupool_cuda::Device;
 use gpupool_events::Finding;
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How many times as long as an allocation waits for others (`GPUPOOL_RECALL_WAIT`) a first try may take: as long as who asks waits for who is heard to give way.
+/// How many times as long as an allocation waits for others (`GPUPOOL_RECALL_WAIT`) what leaves may take in one go: as long as who asks waits for who is heard to give way.
 const LONGER: u32 = super::ask::LONGER;
 /// And at most.
 const MOST: Duration = Duration::from_secs(10);
@@ -57,7 +57,22 @@ pub fn look() -> Option<Duration> {
     if !wanted.is_empty() {
         try_all(&wanted);
     }
+    let leaving = LEAVING.lock();
+    let (is_over, in_vain) = (leaving.all().is_empty(), leaving.in_vain());
+    drop(leaving);
+    if is_over && in_vain.0 > 0 {
+        tracing::info!(
+            target: "gpupool::memory", about = "stays_lent", tries = in_vain.0, held_ms = in_vain.1.as_millis() as u64,
+            "nothing has to leave other GPUs for anybody any more; {}", held_up(in_vain)
+        );
+    }
     LEAVING.lock().wait(Instant::now())
+}
+
+/// What tries in vain have cost the program, in words.
+fn held_up((tries, time): (u32, Duration)) -> String {
+    let tries = if tries == 1 { "one try in vain has".to_owned() } else { format!("{tries} tries in vain have") };
+    format!("{tries} held this program up for {} ms in all", time.as_millis())
 }
 
 /// This, for those of them who are there still. Where nobody is, it is to leave no more; and a GPU that nobody works on any more is lent as before, so that it is looked at who
@@ -91,11 +106,21 @@ fn still_wanted(due: Due) -> Option<Due> {
 fn try_all(due: &[Due]) {
     let begun = Instant::now();
     let first = process::settings().recall_wait.map_or(MOST, |wait| (LONGER * wait).min(MOST));
-    let deadline = begun + LEAVING.lock().patience(first);
+    let deadline = begun + first;
+    // Those in vain wait no longer together than one of them.
+    let mut rest = LEAVING.lock().patience();
     let mut all: Vec<(&Due, Vacated)> = Vec::new();
     for due in due {
-        let gives = Gives { bytes: due.bytes, terms: Terms { lent: true, floor: 0 }, pid: due.whom.one() };
-        all.push((due, give::give(due.gpu, gives, deadline, &|| true, &mut |_, _| {})));
+        let begun = Instant::now();
+        let gives = Gives { bytes: due.bytes, terms: Terms { lent: true, floor: 0 }, pid: due.whom.one(), rest };
+        let done = give::give(due.gpu, gives, deadline, &|| true, &mut |_, _| {});
+        if done.moved == 0 {
+            rest = rest.saturating_sub(begun.elapsed());
+        }
+        all.push((due, done));
+        if rest.is_zero() {
+            break;
+        }
     }
     let ended = Instant::now();
     let has_moved = all.iter().any(|(_, done)| done.moved > 0);
@@ -117,21 +142,24 @@ fn tell(due: &Due, done: &Vacated, pause: Duration) {
     let who = due.whom.one().map_or_else(|| "another program".to_owned(), |pid| format!("process {pid}"));
     let lacks: u64 = done.rest.iter().filter(|rest| rest.lacks_room()).map(|rest| rest.bytes).sum();
     if lacks > 0 && !IS_FOUND.swap(true, Ordering::Relaxed) {
+        // One part of it stands for all: each names every place.
         let why = done.rest.iter().find(|rest| rest.lacks_room()).map_or("", |rest| &rest.what);
         let what = format!(
             "{} that this process borrows from GPU {gpu} could not leave when another one came to work there: {why}",
             format_size(lacks)
         );
         let facts = [("bytes", lacks.to_string())];
-        finding::make(&Finding::STAYED_LENT, Some(Device::of(gpu)), &site::here(), &facts, &what);
+        finding::make_by_itself(&Finding::STAYED_LENT, Some(Device::of(gpu)), &facts, &what);
     }
     let why: Vec<String> =
         done.rest.iter().map(|rest| format!("{} stayed, because {}", format_size(rest.bytes), rest.what)).collect();
     let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };
+    let in_vain = LEAVING.lock().in_vain();
     tracing::info!(
-        target: "gpupool::memory", about = "stays_lent", device = gpu,
-        "nothing of what this process has on GPU {gpu} for other GPUs could leave for {who} yet{why}. It is tried again in {} ms, and then more and more seldom, for \
+        target: "gpupool::memory", about = "stays_lent", device = gpu, tries = in_vain.0, held_ms = in_vain.1.as_millis() as u64,
+        "nothing of what this process has on GPU {gpu} for other GPUs could leave for {who} yet{why}; {}. It is tried again in {} ms, and then more and more seldom, for \
          as long as somebody is there",
+        held_up(in_vain),
         pause.as_millis()
     );
 }

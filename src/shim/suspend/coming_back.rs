@@ -179,6 +179,8 @@ pub fn bring_back(
     why: &mut Option<Why>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> (u64, u64) {
+    // What the driver has taken meanwhile for small blocks of the program, or had before, is not lacking a second time.
+    let _bringing = terms::bring();
     let is_unread = || put.is_some_and(|(_, unread)| unread.why().is_some());
     let arrived = || put.into_iter().for_each(|(put, _)| put.look_what_arrived(opened));
     // A block that was freed meanwhile has nothing to come back.

@@ -28,6 +28,7 @@ pub mod vacate;
 
 use crate::backing::level;
 use crate::backing::open::{self, Opened};
+use crate::backing::terms;
 use crate::gate::{self, Disturbed, Held, Limits};
 use crate::image::crew::{Crews, Way};
 use crate::serve::handles::by_hand;
@@ -165,6 +166,7 @@ pub fn suspend_behind(
     if matches!(target, Target::Anywhere | Target::Peers) {
         vacate::have_idle_lend();
     }
+    terms::note_free(driver);
     let held = hold(driver, deadline, is_wanted, agreement)?;
     SINCE.store(microseconds(), Ordering::Relaxed);
     let goes_on = || is_wanted() && !gate::is_ending();
@@ -558,7 +560,11 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         _ => Ok((0, 0)),
     };
     if let (Ok(_), Some(opened)) = (&back, open::opened()) {
-        vacate::remember(coming_back::not_back(opened, &left));
+        let left = coming_back::not_back(opened, &left);
+        if left.is_empty() {
+            terms::forget_free();
+        }
+        vacate::remember(left);
     }
     let (moved, stayed) = match back {
         Ok(back) => back,
@@ -673,6 +679,9 @@ pub fn after_fork_in_child() {
     spare::after_fork_in_child();
 }
 
+/// The least time for which a try to stop the program waits.
+const LEAST: Duration = Duration::from_millis(10);
+
 /// Closes the gate, as soon as all of the program's work is over, and it is agreed that it stays closed.
 fn hold(
     driver: &'static Driver,
@@ -688,7 +697,9 @@ fn hold(
         let left = deadline.saturating_duration_since(Instant::now());
         // The program is held up for the length of a try, as it is afterwards in any case.
         let hold = agreement.hold();
-        let limits = Limits { wait: hold.min(left), quiet: hold.min(left), hold: 2 * hold };
+        // One that waits for nothing says nothing of what is in the way.
+        let wait = hold.min(left).max(LEAST);
+        let limits = Limits { wait, quiet: wait, hold: 2 * hold };
         let disturbed = match gate::close_unless(driver, &limits, |reason| !reason.is_doubt()) {
             Ok(closed) => match closed.hold() {
                 Some(held) if agreement.is_quiet() => return Ok(held),
@@ -701,10 +712,13 @@ fn hold(
         if let Disturbed::NotHere(reason) = &disturbed {
             return Err(format!("memory cannot move in this process, because {reason}"));
         }
-        if Instant::now() + agreement::PAUSE >= deadline {
+        let is_over = || Instant::now() + agreement::PAUSE >= deadline;
+        if !is_over() {
+            agreement.is_disturbed(&disturbed);
+        }
+        if is_over() {
             return Err(format!("it did not come to rest in time: {disturbed}"));
         }
-        agreement.is_disturbed(&disturbed);
     }
 }
 

@@ -275,6 +275,15 @@ impl Why {
         Self::new("room", format!("{place} lacks {} for it", format_size(missing)))
     }
 
+    /// This of one place, and that of the next one: where none has room, all are named.
+    pub(super) fn and(self, next: Self) -> Self {
+        let lack_room = self.cause == "room" && next.cause == "room";
+        if !lack_room || self.text.contains(&next.text) {
+            return next;
+        }
+        Self::new("room", format!("{}, and {}", self.text, next.text))
+    }
+
     fn refused(Refused { error, is_limited, .. }: Refused, missing: u64) -> Self {
         let lacks = format_size(missing);
         match is_limited {
@@ -805,7 +814,7 @@ impl Leaving<'_> {
                     }
                     why = cause;
                 }
-                Err(cause) => why = cause,
+                Err(cause) => why = why.and(cause),
             }
         }
         match batch {
@@ -864,7 +873,7 @@ impl Leaving<'_> {
                             true
                         }
                         Err(cause) => {
-                            why = cause;
+                            why = why.clone().and(cause);
                             false
                         }
                     }

@@ -21,9 +21,9 @@ use crate::serve::handles;
 use crate::serve::memory::{self, idle};
 use crate::watch::context;
 use gpupool_config::{Mode, Move, format_size};
-use gpupool_cuda::{Device, Driver};
+use gpupool_cuda::{Device, Driver, Physical};
 use gpupool_events::{GpuDrain, GpuUndrain};
-use gpupool_pool::{Claim, Place};
+use gpupool_pool::{Claim, Piece, Place};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -86,8 +86,8 @@ pub enum Which {
     /// So many bytes at least, those that are for other GPUs first.
     Most(u64),
     /// The same, because somebody else needs them; `lent`: only what is for other GPUs. It comes back once there is room ([`take_back`]).
-    /// `cap`: no more than that may leave.
-    Given { bytes: u64, lent: bool, cap: u64 },
+    /// `cap`: no more than that may leave. `rest`: for how long the program's coming to rest is waited for each time, of the time that there is.
+    Given { bytes: u64, lent: bool, cap: u64, rest: Duration },
 }
 
 impl Which {
@@ -104,6 +104,11 @@ impl Which {
     /// How much may leave at most.
     fn cap(self) -> u64 {
         if let Which::Given { cap, .. } = self { cap } else { u64::MAX }
+    }
+
+    /// For how long the program's coming to rest is waited for.
+    fn to_rest(self) -> Duration {
+        if let Which::Given { rest, .. } = self { rest } else { Duration::MAX }
     }
 
     /// For how long the program goes on in between. Somebody waits for what is given.
@@ -144,7 +149,10 @@ pub fn vacate(
             let text = "the GPU had a grave error, and what reads a broken page loses its context; gpupool drain moves it all the same";
             (0, vec![(bytes_on(gpu), Why { cause: "ill", text: text.to_owned() })])
         }
-        Mode::Pool | Mode::Spill => leave(gpu, which, deadline, is_wanted, progress),
+        Mode::Pool | Mode::Spill => {
+            have_idle_lend_for(gpu, which.bounds().0);
+            leave(gpu, which, deadline, is_wanted, progress)
+        }
         _ => (0, Vec::new()),
     };
     give_back(gpu, which);
@@ -202,16 +210,49 @@ fn joined(parted: Vec<Parted>, away: Vec<Parted>) -> Vec<Parted> {
     both.into_iter().chain(rest).chain(beside).collect()
 }
 
+/// The GPUs that something has left and not come back to.
+fn all_left() -> Vec<u32> {
+    AWAY.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect()
+}
+
 /// The GPUs that something may come back to.
 fn left() -> Vec<u32> {
-    let all: Vec<u32> = AWAY.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect();
-    all.into_iter().filter(|gpu| terms::may_hold(*gpu)).collect()
+    all_left().into_iter().filter(|gpu| terms::may_hold(*gpu)).collect()
+}
+
+/// Those that it would come back to by itself ([`look`]) if they lent.
+pub fn waits_for_lenders() -> Vec<u32> {
+    if !comes_by_itself() {
+        return Vec::new();
+    }
+    all_left().into_iter().filter(|gpu| !terms::may_hold(*gpu)).collect()
+}
+
+/// Whether what found no room, or had to leave, comes back without a further word. With `GPUPOOL_MOVE=auto` memory comes near by what it is worth.
+fn comes_by_itself() -> bool {
+    process::settings().moving == Move::Off && super::since() == 0 && !gate::is_ending()
 }
 
 /// Has GPUs lend that nobody works on, for what is about to leave those that this program works on. Not while that is held: NVML may have to be loaded.
 pub fn have_idle_lend() {
     let homes: BTreeSet<Device> = context::all().iter().map(|context| context.device).collect();
     homes.into_iter().for_each(|home| memory::have_more_lend(home.ordinal(), 0));
+}
+
+/// The same for what is about to leave this GPU: whoever has to leave needs memory as one does who asks for it, and would go to the host otherwise.
+/// None is asked for room: this is the thread that answers others.
+fn have_idle_lend_for(gpu: u32, lent: bool) {
+    let Some(opened) = open::opened().filter(|_| terms::keeps_apart()) else { return };
+    homes_on(opened, gpu, lent).into_iter().for_each(|home| memory::have_more_lend(home, 0));
+}
+
+/// The GPUs for which something lies on this one, this one among them unless only what is `lent` counts.
+fn homes_on(opened: &open::Opened, gpu: u32, lent: bool) -> BTreeSet<u32> {
+    let place = Place::Gpu(gpu);
+    let lies = |pieces: &[Piece<Physical>]| pieces.iter().any(|piece| piece.place == place);
+    let blocks = opened.pool.stretches().into_iter().filter(|(_, pieces)| lies(pieces)).map(|(block, _)| block.home);
+    let own = handles::by_hand::all().into_iter().filter(|own| own.place == place).map(|own| own.asked);
+    blocks.chain(own).filter(|home| !lent || *home != gpu).collect()
 }
 
 /// Has GPUs lend again that these lay on, if nobody works there: of a rank that keeps to its own they have lent no more since nothing was there.
@@ -255,11 +296,10 @@ const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// When it is looked again, and how long the pause is behind that look.
 static NEXT: Mutex<Option<(Instant, Duration)>> = Mutex::new(None);
 
-/// Brings back what had no room, where there seems to be some now; how long nothing need be done. With `GPUPOOL_MOVE=auto` memory comes near
-/// by what it is worth.
+/// Brings back what had no room, where there seems to be some now; how long nothing need be done.
 pub fn look() -> Option<Duration> {
     let gpus = left();
-    if gpus.is_empty() || process::settings().moving != Move::Off || super::since() != 0 || gate::is_ending() {
+    if gpus.is_empty() || !comes_by_itself() {
         *NEXT.lock() = None;
         return None;
     }
@@ -278,7 +318,7 @@ pub fn look() -> Option<Duration> {
 }
 
 /// Whether the smallest part of what may come back to this GPU has room there, as far as can be known without a try.
-fn has_room(gpu: u32) -> bool {
+pub fn has_room(gpu: u32) -> bool {
     let least = AWAY.lock().get(&gpu).and_then(|away| away.iter().map(Parted::bytes).min());
     let (Some(least), Some(opened)) = (least, open::opened()) else { return false };
     let place = Place::Gpu(gpu);
@@ -299,6 +339,11 @@ pub fn come_back(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
+    // A GPU that was lent while nobody worked there lends no more once nothing was there for a while.
+    if let Some(opened) = open::opened() {
+        let away = AWAY.lock().get(&gpu).cloned().unwrap_or_default();
+        have_lent_again(opened, &away);
+    }
     // What was asked for meanwhile lies elsewhere as well; what somebody else needed the room for comes by itself.
     if let (Some(driver), Some(opened)) = (process::driver(), open::opened()) {
         let mut all = AWAY.lock();
@@ -382,6 +427,11 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     }
     if moved > 0 {
         told_anew();
+    }
+    if stayed > 0
+        && let Some(closed) = terms::why_closed(gpu)
+    {
+        why = closed;
     }
     let rest = if stayed > 0 { vec![Rest { bytes: stayed, what: why, cause: "" }] } else { Vec::new() };
     Vacated { moved, rest, took: begun.elapsed() }
@@ -479,6 +529,8 @@ fn leave_in(
     let (mut moved, mut returned) = (0, 0);
     let mut total = None;
     let (mut may_hurry, mut may_to_peers) = (true, true);
+    // What other GPUs lack for it, where that was found.
+    let mut full_peers = None;
     loop {
         let (lent, most) = which.bounds();
         let most = if most == u64::MAX { most } else { most.saturating_sub(moved + returned) };
@@ -489,7 +541,7 @@ fn leave_in(
         let total = *total.get_or_insert(there);
         let own = match state {
             Some(_) => None,
-            None => match hold(driver, deadline, is_wanted, &mut Gently(which.breath())) {
+            None => match hold(driver, rests_by(which, deadline), is_wanted, &mut Gently(which.breath())) {
                 Ok(held) => Some(held),
                 Err(text) => return (moved, vec![(there, Why { cause: "rest", text })]),
             },
@@ -520,7 +572,8 @@ fn leave_in(
         let (mut parted, mut stayed, mut put) = (Vec::new(), Vec::new(), None);
         if !hurries && state.as_ref().is_some_and(|state| state.settles.is_some()) {
             // There is room on the host for what waits for it, and nobody knows how much more.
-            return (moved, vec![(there, Why { cause: "room", text: "the host has no room for it".to_owned() })]);
+            let host = Why { cause: "room", text: "the host has no room for it".to_owned() };
+            return (moved, vec![(there, full_peers.map_or(host.clone(), |peers: Why| peers.and(host)))]);
         }
         if !hurries {
             (parted, stayed) = parting::leave(opened, driver, held, leaves(Onto::Anywhere), Some(until), &mut step);
@@ -528,6 +581,7 @@ fn leave_in(
             if may_to_peers {
                 (parted, stayed) = parting::leave(opened, driver, held, leaves(Onto::Peers), Some(until), &mut step);
                 may_to_peers = stayed.iter().any(|(_, why)| parting::is_late(why));
+                full_peers = stayed.iter().find(|(_, why)| why.cause == "room").map(|(_, why)| why.clone());
             }
             if parted.is_empty() {
                 let mut crews = parting::rested();
@@ -581,6 +635,11 @@ fn leave_in(
             std::thread::sleep(which.breath().min(deadline.saturating_duration_since(Instant::now())));
         }
     }
+}
+
+/// By when the program has to have come to rest.
+fn rests_by(which: Which, deadline: Instant) -> Instant {
+    Instant::now().checked_add(which.to_rest()).map_or(deadline, |rests| rests.min(deadline))
 }
 
 /// So much of the program's memory was put on the host; it stands still until that is memory of the host that GPUs reach, or, where it is suspended, until all of it is
@@ -750,6 +809,6 @@ mod tests {
         let minute = Duration::from_secs(60);
         assert!(!Which::All.hurries(100_000_000_000, minute) && Which::All.hurries(110_000_000_000, minute));
         assert!(!Which::Lent.hurries(u64::MAX, Duration::ZERO) && !Which::Most(1).hurries(u64::MAX, Duration::ZERO));
-        assert!(Which::Given { bytes: 1, lent: true, cap: 1 }.hurries(1, minute));
+        assert!(Which::Given { bytes: 1, lent: true, cap: 1, rest: minute }.hurries(1, minute));
     }
 }

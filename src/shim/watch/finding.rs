@@ -45,6 +45,15 @@ fn keep(code: &'static str, device: Option<u32>, what: &str) {
 /// Says a finding: one record in the log, and on stderr what, where and how to fix it. What becomes of these is up to the
 /// log's filters; `gpupool run --fail-on` hears of it whatever they are.
 pub fn make(finding: &Finding, device: Option<Device>, site: &Site, facts: &[(&str, String)], what: &str) {
+    make_at(finding, device, Some(site), facts, what);
+}
+
+/// The same of what no call of the program brought about, so that it is nowhere in it.
+pub fn make_by_itself(finding: &Finding, device: Option<Device>, facts: &[(&str, String)], what: &str) {
+    make_at(finding, device, None, facts, what);
+}
+
+fn make_at(finding: &Finding, device: Option<Device>, site: Option<&Site>, facts: &[(&str, String)], what: &str) {
     let code = finding.code;
     let fix = finding.fix_for(facts.iter().find(|(name, _)| *name == "cause").map(|(_, cause)| cause.as_str()));
     // A program may have asked for a GPU that there is none of.
@@ -55,12 +64,12 @@ pub fn make(finding: &Finding, device: Option<Device>, site: &Site, facts: &[(&s
         code: code.to_owned(),
         device,
         what: what.to_owned(),
-        site: Some(site.clone()),
+        site: site.cloned(),
         facts: facts.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
     };
     verdict::found(made.clone());
     log::emit(|| {
-        let line = site::line(site);
-        (made, format!("{code}: {what}\n  where: {line}\n  fix: {fix}\n  more: gpupool explain {code}"))
+        let line = site.map_or_else(String::new, |site| format!("\n  where: {}", site::line(site)));
+        (made, format!("{code}: {what}{line}\n  fix: {fix}\n  more: gpupool explain {code}"))
     });
 }

@@ -540,6 +540,11 @@ pub fn cost_on(device: Device) -> u64 {
     REGISTRY.lock().cost_on(device)
 }
 
+/// What a context takes of a GPU, as far as those of this process tell: the most that one surely took, or the least that one took together with what others did meanwhile.
+pub fn usual_cost() -> Option<u64> {
+    REGISTRY.lock().usual_cost()
+}
+
 /// Whether this process has a context on a device now.
 pub fn is_on(device: Device) -> bool {
     REGISTRY.lock().is_on(device)

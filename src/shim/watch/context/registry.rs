@@ -615,6 +615,19 @@ impl Registry {
         self.devices.get(&device).map_or(0, |device| device.cost)
     }
 
+    /// See [`super::usual_cost`].
+    pub fn usual_cost(&self) -> Option<u64> {
+        let costs = |approximate: bool| {
+            let all = self
+                .entries
+                .values()
+                .map(|entry| &entry.origin)
+                .filter(move |origin| origin.approximate == approximate);
+            all.filter_map(|origin| origin.cost).filter(|cost| *cost > 0)
+        };
+        costs(false).max().or_else(|| costs(true).min())
+    }
+
     /// The context with this id, while it lives, and whether it is the only one on its device.
     pub fn owner(&self, id: u64) -> Option<(Context, bool)> {
         let context = self.by_id(id)?;
