@@ -528,6 +528,9 @@ events! {
         /// For how long of that the program was stopped: the copies and the mapping.
         #[serde(default)]
         stopped: u64,
+        /// Of the bytes that left, those that had not changed since they came, and so were not copied.
+        #[serde(default)]
+        as_it_came: u64,
     }
     /// Nothing moves for a GPU any more, until the program does something else: it did not pay.
     TierStop = "tier.stop" (Memory, Info) {

@@ -43,12 +43,13 @@ impl<B: Mover> Pool<B> {
             }
             answer => answer.err(),
         };
+        let as_it_came = plan.as_it_came();
         let (wishes, made) = self.finish(plan, wanted, false);
         // Somebody was added meanwhile, who granted the rest; see `Pool::grow`.
         if self.backend.readers() != readers {
             self.grant_rows(&made).map_err(MoveError::Backend)?;
         }
-        Ok(Rearranged { wishes, cut_short })
+        Ok(Rearranged { wishes, cut_short, as_it_came })
     }
 
     /// The program is stopped.

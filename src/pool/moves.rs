@@ -55,7 +55,7 @@ impl<B: Mover> Pool<B> {
     /// nothing is mapped in its place. What comes from there is read by [`Mover::copy`].
     ///
     /// While the program is stopped the pool allocates nothing and takes no lock, and calls nothing of the backend but
-    /// [`Mover::copy`], [`crate::Backend::map`], [`crate::Backend::unmap`] and [`crate::Backend::grant`].
+    /// [`Mover::copy`], [`Mover::digest`], [`crate::Backend::map`], [`crate::Backend::unmap`] and [`crate::Backend::grant`].
     ///
     /// # Errors
     /// See [`MoveError`]; nothing has changed then. What fails later is in [`Rearranged::cut_short`].

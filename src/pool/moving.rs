@@ -51,6 +51,8 @@ pub struct Rearranged<E> {
     pub wishes: Vec<Moved>,
     /// Why not all was done that was begun. What was done stays, and everything lies where [`Pool::pieces`] says.
     pub cut_short: Option<MoveError<E>>,
+    /// Bytes that went back to the memory that they came from and were there still, so that nothing was copied.
+    pub as_it_came: u64,
 }
 
 /// Why nothing moved, or not all of it.
@@ -213,6 +215,13 @@ pub(crate) struct Plan<H> {
 }
 
 impl<H> Plan<H> {
+    /// Bytes that went where they were already.
+    pub fn as_it_came(&self) -> u64 {
+        let done = self.waves.iter().filter(|wave| wave.steps.iter().all(|step| step.is_done));
+        let each = done.flat_map(|wave| &wave.again).flat_map(|again| again.near.iter().zip(&again.there));
+        each.filter(|(near, there)| near.digest == Some(there.0)).map(|(near, _)| near.bytes).sum()
+    }
+
     /// What the chunks that went have still, by their number in [`Self::memory`], once the move is over.
     pub fn left(&self) -> BTreeMap<usize, Twin> {
         let all = self.waves.iter().flat_map(|wave| &wave.came);

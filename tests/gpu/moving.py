@@ -25,8 +25,10 @@ def _moves(run):
     for why in sorted({swap["why"] for swap in swaps}):
         these = [swap for swap in swaps if swap["why"] == why]
         came, left = (sum(swap[way] for swap in these) / GIB for way in ("bytes_in", "bytes_out"))
-        took = sum(swap["microseconds"] for swap in these) / 1e3
-        lines.append(f"  {why}: {len(these)} swaps, {came:.1f} GiB in, {left:.1f} GiB out, {took:.0f} ms")
+        took, stopped = (sum(swap[what] for swap in these) / 1e3 for what in ("microseconds", "stopped"))
+        same = sum(swap["as_it_came"] for swap in these) / GIB
+        ways = f"{came:.1f} GiB in, {left:.1f} GiB out ({same:.1f} not copied)"
+        lines.append(f"  {why}: {len(these)} swaps, {ways}, {took:.0f} ms, {stopped:.0f} of them stopped")
     lines += [f"  stopped on GPU {stop['home']}: {stop['why']}" for stop in run.events("tier.stop")]
     lines += [f"  note {note.get('about')}: {note.get('text', '')}"[:300] for note in run.events("note")]
     for reader in run.events("tier.reader")[-4:]:

@@ -191,6 +191,8 @@ pub(super) struct Outcome {
     pub came: u64,
     pub left: u64,
     pub stayed: u64,
+    /// Of what left, what had not changed since it came.
+    pub as_it_came: u64,
     /// Nanoseconds for which the GPU had work of its own in front of the swap.
     waited: u64,
     /// Nanoseconds of preparing it while the GPU had such work: nobody has lost them.
@@ -248,7 +250,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
         }
         come_in(home, &near, why, &mut outcome);
     }
-    let Outcome { came, left, stayed, waited, hidden, stopped } = outcome;
+    let Outcome { came, left, stayed, as_it_came, waited, hidden, stopped } = outcome;
     let took = (now() - begun).saturating_sub(waited + hidden);
     home.tiers.lock().moved(came, left, took);
     totals::add(Counter::MovingMicroseconds, took / 1000);
@@ -270,9 +272,11 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
             stayed,
             microseconds,
             stopped: stopped / 1000,
+            as_it_came,
         };
-        let [came, left] = [came, left].map(format_size);
-        (event, format!("GPU {}: {came} came near, {left} left, in {microseconds} µs", home.gpu))
+        let [came, left, same] = [came, left, as_it_came].map(format_size);
+        let same = if as_it_came > 0 { format!(" ({same} of it as it came, without a copy)") } else { String::new() };
+        (event, format!("GPU {}: {came} came near, {left} left{same}, in {microseconds} µs", home.gpu))
     });
     Ok(())
 }
@@ -560,6 +564,7 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
         }
     };
     stop.over(outcome);
+    outcome.as_it_came += done.as_it_came;
     match done.cut_short {
         Some(MoveError::NotQuiet) => drop(ended(home, passed(stop.past.take()))),
         Some(MoveError::Backend(error)) => drop(ended(home, Reason::CutShort(error))),

@@ -164,6 +164,7 @@ impl<W: Write> Perfetto<W> {
                     ("bytes out", swap.bytes_out),
                     ("bytes stayed", swap.stayed),
                     ("stopped, microseconds", swap.stopped),
+                    ("bytes out as they came, not copied", swap.as_it_came),
                 ];
                 let took = swap.microseconds.saturating_mul(1000);
                 self.slice(met, &format!("moves for GPU {}", swap.home), &swap.why, now, took, &record.message, &facts);

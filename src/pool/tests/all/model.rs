@@ -567,7 +567,7 @@ impl Model {
             self.told[0] = false;
         }
         match answer {
-            Ok(Rearranged { wishes: answers, cut_short }) => {
+            Ok(Rearranged { wishes: answers, cut_short, .. }) => {
                 assert!(stops || !was_stopped.get());
                 assert!(matches!(cut_short, None | Some(MoveError::NotQuiet)), "{cut_short:?} without a fault");
                 assert_eq!(answers.len(), wishes.len());
