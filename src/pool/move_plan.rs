@@ -20,8 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How often a plan is made: an answer about room may be out of date, and freed memory goes home in between.
 const ATTEMPTS: u32 = 6;
 
-/// Bytes of the smallest chunk whose contents are kept track of: to copy less takes no longer than to look at it twice.
-const LEAST_KEPT: u64 = 16 << 20;
+/// Bytes of the smallest chunk whose contents are kept track of: to copy less takes no longer than to look at it twice. Random moves of the
+/// tests are mostly of less.
+const LEAST_KEPT: u64 = if cfg!(test) { FRAME } else { 16 << 20 };
 
 /// Why there is no plan yet.
 enum NotYet {

@@ -208,6 +208,10 @@ impl Stopped for Still<'_> {
         self.quiet = self.quiet.saturating_sub(1);
         is_quiet
     }
+
+    fn is_for_a_while(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for Still<'_> {
@@ -229,6 +233,9 @@ struct Model {
     told: [bool; 2],
     /// Of every block that began.
     ids: BTreeSet<u64>,
+    /// How often the program has written to blocks since they began, by number, and how many moves there were.
+    written: BTreeMap<u64, u64>,
+    moves: u64,
     /// AnchorCounts on physical memory, by handle.
     anchored: BTreeMap<u64, Anchors>,
     /// Ranges that the program asked to keep in place, with the number of their block.
@@ -274,6 +281,8 @@ impl Model {
             borrowed: Vec::new(),
             told: [false; 2],
             ids: BTreeSet::new(),
+            written: BTreeMap::new(),
+            moves: 0,
             anchored: BTreeMap::new(),
             asked: Vec::new(),
             period: 0,
@@ -493,6 +502,7 @@ impl Model {
         if self.live.is_empty() {
             return;
         }
+        self.write_to_some();
         let mut wishes = Vec::new();
         for &(pick, from, bytes, to) in wanted {
             let block = self.live[pick % self.live.len()].block;
@@ -767,7 +777,22 @@ impl Model {
     fn write(&self, block: &Block) {
         let mut inner = self.pool.backend().inner();
         for at in (block.address..block.address + block.bytes).step_by(FRAME as usize) {
-            inner.write(at, at ^ block.id << 50);
+            inner.write(at, self.content(block, at));
+        }
+    }
+
+    /// What the program has written there.
+    fn content(&self, block: &Block, at: u64) -> u64 {
+        at ^ block.id << 50 ^ self.written.get(&block.id).copied().unwrap_or(0) << 42
+    }
+
+    /// Between two moves the program writes to some of its blocks, and not to others.
+    fn write_to_some(&mut self) {
+        self.moves += 1;
+        let blocks: Vec<Block> = self.live.iter().map(|allocation| allocation.block).collect();
+        for block in blocks.iter().filter(|block| (block.id + self.moves).is_multiple_of(3)) {
+            *self.written.entry(block.id).or_default() += 1;
+            self.write(block);
         }
     }
 
@@ -775,7 +800,7 @@ impl Model {
         let inner = self.pool.backend().inner();
         for block in self.live.iter().map(|allocation| allocation.block) {
             for at in (block.address..block.address + block.bytes).step_by(FRAME as usize) {
-                assert_eq!(inner.read(at), at ^ block.id << 50, "{at:#x} of {block:?}");
+                assert_eq!(inner.read(at), self.content(&block, at), "{at:#x} of {block:?}");
             }
         }
         assert!(inner.aliases().iter().all(|bytes| *bytes >= 32 * MIB), "{:?}", inner.aliases());
