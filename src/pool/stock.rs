@@ -4,9 +4,10 @@
 //! spare chunk there. To everybody but moves the stock is free memory: it counts as such, goes back to the driver before anybody is
 //! refused or sent elsewhere for its sake, and goes home when no move has used it for a while.
 //!
-//! What came near from a chunk is there still, until something else is copied to it. So more is kept of what is far than moves need, with
-//! a digest of what is in it ([`Twin`]): what leaves for the chunk that it came from, and was not written to meanwhile, needs no
-//! copy. Weights that are read and never written are most of what an inference moves.
+//! What came near from a chunk is there still, until something else is copied to it. So a chunk of the stock is known by a digest of what
+//! is in it ([`Twin`]): what leaves for the chunk that it came from, and was not written to meanwhile, needs no copy. What leaves next is mostly what came
+//! last, so the few chunks that are kept anyway suffice. Rejected: to keep all that came, since each chunk then has to be made once, which takes as long as ten
+//! copies of it between GPUs and as fifteen to the host (H100: a rotation that gained 0.4 ms a product lost 0.6 by that until it had all of them).
 
 use crate::chunks::{Chunk, bytes_of};
 use crate::place::PlaceId;
@@ -19,9 +20,6 @@ const SHARE: u64 = 8;
 /// making it takes the driver 0.3 s a GiB on the host (H200: 128 MiB in 29 to 142 ms, where copying them took 5). A GPU's memory takes a hundredth of that, but to give it back
 /// and make it again takes some tenths of a millisecond of a swap that takes one (two H100). Near, memory is what there is least of, and no more is kept than one move needs.
 const MOVES_AFAR: u64 = 4;
-
-/// The part of a place's limit that its stock may take with what has its contents still.
-const SHARE_OF_TWINS: u64 = 4;
 
 /// What a chunk of the stock still has: the contents of as many frames from this one on, when they came home from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +43,14 @@ struct Shelf<H> {
     bytes: u64,
     /// The most that one move needed here beyond what it vacated itself, in this period and in the one before.
     needed: [u64; 2],
+}
+
+impl<H> Shelf<H> {
+    /// Bytes that are kept at most where the place may hold `limit`.
+    fn most(&self, limit: u64, afar: bool) -> u64 {
+        let moves = if afar { MOVES_AFAR } else { 1 };
+        self.needed[0].max(self.needed[1]).saturating_mul(moves).min(limit / SHARE)
+    }
 }
 
 #[derive(Debug)]
@@ -75,13 +81,13 @@ impl<H: Copy> Stock<H> {
         classes
     }
 
-    /// How many of each class serve whoever comes, and those that are kept for their contents. Where a place keeps as much as it
-    /// may, the next that is kept for its contents takes the place of another, and they serve whoever comes as well.
+    /// How many of each class serve whoever comes, and those that serve for their contents alone: as long as no more is kept than may be. Then the
+    /// next that comes takes the place of another, and they serve whoever comes as well.
     pub fn on_offer(&self, limit: impl Fn(PlaceId) -> u64) -> (BTreeMap<Class, u32>, Twins) {
         let (mut classes, mut twins) = (BTreeMap::new(), Twins::new());
         for shelf in &self.shelves {
             for Kept { chunk, twin, .. } in &shelf.chunks {
-                let is_full = shelf.bytes + bytes_of(chunk.frames) > limit(chunk.place) / SHARE_OF_TWINS;
+                let is_full = shelf.bytes + bytes_of(chunk.frames) > shelf.most(limit(chunk.place), true);
                 match twin.filter(|_| !is_full) {
                     Some(twin) => {
                         twins.insert((chunk.place, twin.start), chunk.frames);
@@ -138,11 +144,7 @@ impl<H: Copy> Stock<H> {
     /// `afar`: it is no place that something of this move calls home. Whether it was kept.
     pub fn keep(&mut self, chunk: &Chunk<H>, twin: Option<Twin>, period: u32, limit: u64, afar: bool) -> bool {
         let shelf = &mut self.shelves[chunk.place.index()];
-        let moves = if afar { MOVES_AFAR } else { 1 };
-        let most = shelf.needed[0].max(shelf.needed[1]).saturating_mul(moves).min(limit / SHARE);
-        // Where nothing has left for lately, nothing is expected to leave again.
-        let most = if twin.is_some() && most > 0 { limit / SHARE_OF_TWINS } else { most };
-        let fits = shelf.bytes + bytes_of(chunk.frames) <= most;
+        let fits = shelf.bytes + bytes_of(chunk.frames) <= shelf.most(limit, afar);
         if fits {
             shelf.bytes += bytes_of(chunk.frames);
             // What was there before of the same frames is outdated.
