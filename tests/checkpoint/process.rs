@@ -43,7 +43,9 @@ fn succeeds(ended: &Output) -> Vec<String> {
 }
 
 /// Another process of the same machine, which has nothing itself.
-fn witness(program: &Running) -> Running {
+fn witness(program: &mut Running) -> Running {
+    // A process whose program has only just been put in place has no environment to be read yet; who answers has.
+    program.ask("used");
     let environment = std::fs::read(format!("/proc/{}/environ", program.pid())).unwrap();
     let mut variables = environment.split(|byte| *byte == 0).filter_map(|pair| std::str::from_utf8(pair).ok());
     let machine = variables.find_map(|pair| pair.strip_prefix("SIMCUDA_MACHINE=")).unwrap().to_owned();
@@ -63,7 +65,7 @@ fn with_process_an_image_is_written_and_the_program_leaves_the_gpus_without_goin
     let (_around, folder) = store();
     let none = path(None);
     let mut program = checkpointed("2x1GiB").machine().start(None);
-    let mut witness = witness(&program);
+    let mut witness = witness(&mut program);
     let block: u64 = program.ask("block 20480 5000").parse().unwrap();
     at_work(&mut program, 2);
     let pid = program.pid();
@@ -363,12 +365,7 @@ fn with_process_a_suspended_program_has_nothing_on_a_gpu_and_comes_back() {
     let mut program = checkpointed("2x1GiB").machine().start(None);
     let session = program.session();
     let block: u64 = program.ask("block 20480 5000").parse().unwrap();
-    // Another process of the machine, which has nothing itself.
-    let environment = std::fs::read(format!("/proc/{}/environ", program.pid())).unwrap();
-    let mut variables = environment.split(|byte| *byte == 0).filter_map(|pair| std::str::from_utf8(pair).ok());
-    let machine = variables.find_map(|pair| pair.strip_prefix("SIMCUDA_MACHINE=")).unwrap().to_owned();
-    let witness = Run::program("checkpointed").sim("2x1GiB").env("SIMCUDA_MACHINE", machine);
-    let mut witness = witness.start(None);
+    let mut witness = witness(&mut program);
     let mut used = || -> u64 { witness.ask("used").parse().unwrap() };
     let before = used();
     let pid = program.pid();
