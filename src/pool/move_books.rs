@@ -7,9 +7,14 @@ use crate::moving::{Laid, Moved, Plan, Wanted, overlap};
 use crate::pool::Pool;
 use crate::state::{Leaving, State, bytes_of};
 
-/// Bytes of the smallest chunk that keeps its second mapping while it is in use: remapping a smaller one is hardly cheaper with it
-/// (2 MiB for one GPU: 18 ms a GiB with, 24 without; 512 MiB: 0.1 and 2.7).
+/// Bytes of the smallest chunk that gets a second mapping only to be unmapped more cheaply: a smaller one hardly is (2 MiB for one GPU: 18 ms a
+/// GiB with, 24 without; 512 MiB: 0.1 and 2.7).
 pub(crate) const LEAST_ALIASED: u64 = 32 << 20;
+/// Bytes of the smallest chunk that keeps the second mapping that it was filled through while it is in use: what moves once moves again, and to
+/// make one takes longer than to copy (reckoned from what was measured, 24 ms a GiB: half a millisecond for 16 and 6 MiB on another GPU, the rest of a block of 86,
+/// where copying takes 0.06).
+const LEAST_LEFT: u64 = 4 << 20;
+
 impl<B: Mover> Pool<B> {
     /// The move is over, as far as it went: the books say so, and memory that nobody needs goes to the stock or home. Returns what
     /// became of each wish, and the new chunks. `full`: some place has less room than was thought, so nothing is kept.
@@ -24,12 +29,12 @@ impl<B: Mover> Pool<B> {
             step.old.iter().for_each(|old| is_laid[old.memory] = false);
             step.new.iter().for_each(|new| is_laid[new.memory] = true);
         }
-        // Only large chunks keep their second mapping while they are in use.
+        // The smallest chunks are many, and keep no second mapping while they are in use.
         for (chunk, _) in plan
             .memory
             .iter_mut()
             .zip(&is_laid)
-            .filter(|(chunk, is_laid)| **is_laid && bytes_of(chunk.frames) < LEAST_ALIASED)
+            .filter(|(chunk, is_laid)| **is_laid && bytes_of(chunk.frames) < LEAST_LEFT)
         {
             if let Some(alias) = chunk.alias
                 && drive::retry_whatever_failed(|| self.backend.drop_alias(alias.address, bytes_of(chunk.frames)))

@@ -803,7 +803,7 @@ impl Model {
                 assert_eq!(inner.read(at), self.content(&block, at), "{at:#x} of {block:?}");
             }
         }
-        assert!(inner.aliases().iter().all(|bytes| *bytes >= 32 * MIB), "{:?}", inner.aliases());
+        assert!(inner.aliases().iter().all(|bytes| *bytes >= 4 * MIB), "{:?}", inner.aliases());
     }
 
     /// This block is about to end; whether others have it.
