@@ -44,6 +44,7 @@ SETS = {
         "contexts": cuda_python.contexts,
         "torch": pytorch.training,
         "torch-oversize": pytorch.oversize,
+        "torch-home": pytorch.goes_home,
         "nvcc-static": native.nvcc_static,
         "nvcc-shared": native.nvcc_shared,
         "ddp": several.ddp,

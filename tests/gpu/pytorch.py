@@ -3,8 +3,9 @@
 import pathlib
 
 from client import client, needs_modules, past_one_gpu, printed, served, share
+from machine import GIB
 from paired import Pairs, in_turn
-from running import Failed, same, side_by_side
+from running import BelowGoal, Failed, same, side_by_side
 
 STEP_GOAL = 1.005
 # GPU 0 lends so little that the program's memory lies on both GPUs.
@@ -50,6 +51,20 @@ def oversize_expandable(lab):
     if not shim.measured()["expandable"]:
         raise Failed("no segment of PyTorch's was expandable, so this is the default allocator")
     return told
+
+
+def goes_home(lab):
+    """What PyTorch gives back is free for others within a second, by NVML; and what it makes then shows there."""
+    needs_modules("torch")
+    command = client("torch_home.py")
+    bare = lab.bare(command, 60).succeeded()
+    shim = same(bare, lab.shim(command, 60))
+    printed(shim, ["a tensor shows"])
+    told = [f"{name} {run.measured()['seconds']:.3f} s" for name, run in (("bare", bare), ("shim", shim))]
+    detail = f"{shim.measured()['grown'] / GIB:.1f} GiB, free again after: {', '.join(told)}"
+    if shim.measured()["seconds"] > 1:
+        raise BelowGoal(f"{detail}; goal 1 s")
+    return detail
 
 
 def oversize_async(lab):
