@@ -104,6 +104,7 @@ SETS = {
     "moving": {
         "move-program": moving.program,
         "move-rotation": moving.rotation,
+        "move-phases": moving.phases,
         "move-training": moving.training,
         "move-decoding": moving.decoding,
         "move-training-more": moving.training_more,

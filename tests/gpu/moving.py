@@ -1,6 +1,7 @@
 """Programs that are larger than what they may use of their GPU: how long they take with moving off and on, to the same program
 with everything local. GPU 0 lends less by GPUPOOL_LIMIT, and the rest lies on another GPU or on the host."""
 
+import re
 import statistics
 
 import building
@@ -30,7 +31,9 @@ def _moves(run):
         ways = f"{came:.1f} GiB in, {left:.1f} GiB out ({same:.1f} not copied)"
         lines.append(f"  {why}: {len(these)} swaps, {ways}, {took:.0f} ms, {stopped:.0f} of them stopped")
     lines += [f"  stopped on GPU {stop['home']}: {stop['why']}" for stop in run.events("tier.stop")]
-    lines += [f"  note {note.get('about')}: {note.get('text', '')}"[:300] for note in run.events("note")]
+    notes = [f"  note {note.get('about')}: {note.get('message', '')}"[:300] for note in run.events("note")]
+    # A private table is told of once for each of its functions.
+    lines += list(dict.fromkeys(note for note in notes if "export_table" not in note))
     for reader in run.events("tier.reader")[-4:]:
         lines.append(f"  {reader['function'][:60]} lost {reader['lost']:.2f} s in {reader['launches']}: {reader['why']}")
     lines += [f"  {line}" for line in run.stderr.splitlines() if "came near" in line or "lay outside" in line]
@@ -184,6 +187,27 @@ def fsdp(lab):
     needs_modules("torch")
     needs_two_gpus(lab)
     return _compared(lab, rank_client("fsdp_large.py", 8), {"25 GiB": {"LIMIT": "25GiB"}}, {"25 GiB": 4}, alike=_trained)
+
+
+def phases(lab):
+    """What a swap takes besides copying, in microseconds, by what the log says at level trace: medians of the second half of all swaps."""
+    needs_modules("torch")
+    needs_two_gpus(lab)
+    programs = {"rotation": (client("torch_rotation.py", 32, 9), "0:10GiB"), "training": (client("torch_large.py", 16), "0:28672MiB")}
+    lines = []
+    for name, (command, limit) in programs.items():
+        run = lab.shim(command, 90, {"LOG": "gpupool::memory=trace", "LIMIT": limit, "MOVE": "auto"}).succeeded()
+        told = [PHASES.search(note.get("message", "")) for note in run.events("note") if note.get("about") == "swaps"]
+        rows = [phase.groupdict() for phase in told if phase]
+        medians = {what: statistics.median(int(row[what]) for row in rows[len(rows) // 2 :]) for what in rows[0]} if rows else {}
+        lines.append(f"{name}: {len(rows)} rearrangements; {', '.join(f'{what} {value:.0f}' for what, value in medians.items())}")
+    return f"{len(lines)} lines below", lines
+
+
+PHASES = re.compile(
+    r"prepared in (?P<prepared>\d+) µs, waited (?P<waited>\d+) µs, closed for (?P<closed>\d+) µs; (?P<in_all>\d+) µs from the wait to the end, "
+    r"(?P<copying>\d+) of it copying, (?P<unmapping>\d+) unmapping, (?P<mapping>\d+) mapping, (?P<granting>\d+) granting and (?P<looking>\d+) looking"
+)
 
 
 def program(lab):
