@@ -397,7 +397,8 @@ pub fn wait_until_quiet(
         }
     }
     let until = kernel::after(bound);
-    let (mut last, mut moved) = (progress(), kernel::now());
+    let begun = kernel::now();
+    let (mut last, mut moved) = (progress(), begun);
     let mut nap = SHORTEST;
     for it in &watched {
         let Some(marker) = &it.marker else { continue };
@@ -415,7 +416,8 @@ pub fn wait_until_quiet(
                 return false;
             }
             kernel::sleep_for(nap);
-            nap = (nap * 2).min(LONGEST);
+            // What the GPU waits for the next look it has nothing to do.
+            nap = if now - begun < SOON.as_nanos() as u64 { SHORTEST } else { (nap * 2).min(LONGEST) };
         }
     }
     true
@@ -423,9 +425,11 @@ pub fn wait_until_quiet(
 
 /// How long work is waited for without leaving the processor.
 const SPIN: Duration = Duration::from_millis(1);
-/// Between two looks at work that is waited for longer, or with the gate open.
+/// Between two looks at work that is waited for longer, or with the gate open. The system adds some fifty to each.
 const SHORTEST: Duration = Duration::from_micros(10);
 const LONGEST: Duration = Duration::from_micros(200);
+/// For how long work is looked at as often as can be with the gate open: a product of large matrices takes 12 ms.
+const SOON: Duration = Duration::from_millis(50);
 
 /// The thread that has closed the gate; 0: none.
 static CLOSER: AtomicU32 = AtomicU32::new(0);
