@@ -149,6 +149,16 @@ fn find(text: &str) -> Result<Uuid, Failure> {
         .ok_or_else(|| Failure::usage(format!("there is no GPU {number} on this machine; nvidia-smi -L lists them")))
 }
 
+/// The GPUs of this machine that are drained, by number and UUID, whether or not any program runs: nothing else would tell whoever forgot to end it. None where NVML
+/// tells no numbers.
+pub fn drained() -> Vec<(u32, Uuid)> {
+    let Ok(nvml) = Nvml::get() else { return Vec::new() };
+    let gpus: Vec<(u32, Uuid)> = (0..).map_while(|number| Some((number, nvml.uuid_of(number)?))).collect();
+    let uuids: Vec<Uuid> = gpus.iter().map(|(_, uuid)| *uuid).collect();
+    let drained = drains::among(&uuids, &Roots::new(std::env::var_os("XDG_RUNTIME_DIR")), None);
+    gpus.into_iter().filter(|(_, uuid)| drained.contains(uuid)).collect()
+}
+
 /// Writes or removes the files, for all whom that concerns.
 fn say(gpu: &Uuid, drained: bool) -> Result<Said, Failure> {
     let roots = Roots::new(std::env::var_os("XDG_RUNTIME_DIR"));

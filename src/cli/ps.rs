@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use gpupool_config::format_size;
+use gpupool_machine::{Uuid, dashed};
 use gpupool_metrics::{Counter, Label, Snapshot};
 use serde::Serialize;
 
+use crate::drain;
 use crate::failure::Failure;
 use crate::pages::{Listed, Pages};
 use crate::stdout;
@@ -43,7 +45,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         let text = as_json(&rows).map_err(|error| Failure::broken(error.to_string()))?;
         stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
     } else {
-        stdout::print(&text(&rows, of_others))?;
+        stdout::print(&text(&rows, of_others, &drain::drained()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -87,7 +89,7 @@ fn lends(row: &Listed, rows: &[Listed]) -> Vec<Lent> {
     lent.into_iter().map(|((gpu, pid), bytes)| Lent { gpu: format!("gpu{gpu}"), pid, bytes }).collect()
 }
 
-fn text(rows: &[Listed], of_others: usize) -> String {
+fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)]) -> String {
     let mut page = Page::new(terminal::colours());
     match (rows.len(), of_others) {
         (0, 0) => page.line("no process runs under gpupool"),
@@ -96,6 +98,9 @@ fn text(rows: &[Listed], of_others: usize) -> String {
         (_, more) => page.line(&format!(
             "{more} processes run under other versions of gpupool; those versions' `gpupool ps` lists them"
         )),
+    }
+    for (number, uuid) in drained {
+        page.line(&format!("GPU {number} (GPU-{}) is drained; gpupool undrain {number} ends that", dashed(uuid)));
     }
     if rows.is_empty() {
         return page.into_text();

@@ -287,6 +287,21 @@ fn a_program_whose_memory_settles_is_suspended_and_drained_once_it_has() {
     is_whole(low);
 }
 
+/// Whoever drained a GPU and forgot it would find no program that says so.
+#[test]
+fn a_drained_gpu_is_told_though_no_program_runs() {
+    let machine = Machine::new("3x320MiB");
+    let said = |arguments: &str| String::from_utf8_lossy(&machine.gpupool(arguments).stdout).into_owned();
+    assert!(!said("ps").contains("drained") && !said("doctor").contains("undrain"));
+    machine.told("drain --json 2");
+    let ps = said("ps");
+    assert!(ps.contains("no process runs") && ps.contains(" is drained; gpupool undrain 2 ends that"), "{ps}");
+    let doctor = said("doctor");
+    assert!(doctor.contains("no program has memory there: 2") && doctor.contains("gpupool undrain 2"), "{doctor}");
+    machine.told("undrain --json 2");
+    assert!(!said("ps").contains("drained") && !said("doctor").contains("undrain"));
+}
+
 /// The threads of a program, and whether each of them waits for something.
 fn threads(program: &Running) -> BTreeMap<String, bool> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap().flatten();

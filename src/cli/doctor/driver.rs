@@ -8,12 +8,13 @@ use std::thread;
 use std::time::Duration;
 
 use gpupool_config::{Budget, Lenders, Outside, Settings, format_size, tightest};
-use gpupool_machine::Host;
+use gpupool_machine::{Host, Uuid, dashed};
 use serde_json::json;
 
 use super::check::Check;
 use super::probe::{self, FailedCall, Gpu, Link, Probe};
 use super::{fabric, matrix};
+use crate::drain;
 use crate::terminal::{clean, shorten, width};
 use crate::words::{self, LENDER_ASLEEP, LENDER_COST};
 
@@ -44,6 +45,7 @@ pub fn checks() -> (Vec<Check>, Option<Vec<u64>>) {
     let mut checks = vec![driver(&probe), gpus(&probe), links(&probe), vmm(&probe), host_numa(&probe)];
     checks.extend(lenders(&probe));
     checks.extend(loans(&probe));
+    checks.extend(drains(&drain::drained()));
     checks.extend(budgets(&probe, Path::new("/")));
     checks.extend(fabric::check(&probe, Path::new("/")));
     (checks, Some(totals))
@@ -246,6 +248,15 @@ fn loans(probe: &Probe) -> Option<Check> {
     );
     let advice = "ranks whose GPU is full use the host; NVML comes with the driver, and in a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility";
     Some(Check::finding("loans", words, advice).facts(json!({"nvml": why})))
+}
+
+/// GPUs that are drained, which whoever did it may have forgotten; nothing where none is.
+fn drains(drained: &[(u32, Uuid)]) -> Option<Check> {
+    let numbers: Vec<String> = drained.iter().map(|(number, _)| number.to_string()).collect();
+    let words = format!("drained, so that no program has memory there: {}", numbers.join(", "));
+    let advice = format!("gpupool undrain {} ends that", numbers.first()?);
+    let uuids: Vec<String> = drained.iter().map(|(_, uuid)| format!("GPU-{}", dashed(uuid))).collect();
+    Some(Check::finding("drains", words, advice).facts(json!({"gpus": uuids})))
 }
 
 fn vmm(probe: &Probe) -> Check {

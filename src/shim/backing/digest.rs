@@ -37,6 +37,10 @@ pub fn learn(driver: &Driver, gpu: u32) {
     IMAGES.lock().insert(gpu, image.ok().map(Arc::from));
 }
 
+/// Whoever makes digests. The sums of a context are written to one place, and moves by hand and for launches may come together: who comes second
+/// copies.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// Whether it has been made.
 pub(super) fn is_known(gpu: u32) -> bool {
     matches!(IMAGES.lock().get(&gpu), Some(Some(_)))
@@ -50,7 +54,7 @@ pub(super) struct Digester {
     sums: *mut u64,
 }
 
-// SAFETY: the memory is used by whoever has stopped the program, one thread at a time.
+// SAFETY: the memory is used by one thread at a time, which has [`ALONE`].
 unsafe impl Send for Digester {}
 
 impl Digester {
@@ -75,6 +79,7 @@ impl Digester {
     /// Writes down what is there, in the current context, which is its own; nothing where it cannot. The stream is of that context.
     pub fn digest(self, driver: &Driver, stream: Stream, contents: &mut [Contents]) {
         let Some(function) = self.function else { return };
+        let Some(_alone) = ALONE.try_lock() else { return };
         let _relaxed = driver.relax();
         for contents in contents.chunks_mut(AT_ONCE) {
             let is_fit = |of: &Contents| [of.address, of.bytes].iter().all(|it| it.is_multiple_of(DIGESTED_AT_ONCE));
