@@ -6,12 +6,16 @@ use crate::process;
 use gpupool_config::Move;
 use gpupool_pool::{FRAME, Place};
 use gpupool_tiers::{Range, Swap, Where};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The same numbers in every run.
 static STATE: AtomicU64 = AtomicU64::new(0x9e37_79b9_7f4a_7c15);
 /// Frames that move at once, at most: several chunks, and parts of chunks.
 const MOST_FRAMES: u64 = 48;
+/// What came home last, and from which place: it goes back there as often as not, since what leaves for where it came from is not copied if it is
+/// the same still.
+static CAME: Mutex<Option<(u32, Range, u8)>> = Mutex::new(None);
 
 pub(super) fn is_on() -> bool {
     process::settings().moving == Move::Stress
@@ -28,18 +32,32 @@ fn below(limit: u64) -> u64 {
 
 /// Moves some frames of a block that one of these addresses lies in: home if they are elsewhere, else to another place.
 pub(super) fn move_some(home: &Home, words: &[u64]) {
+    let came = CAME.lock().take().filter(|(gpu, ..)| *gpu == home.gpu);
+    if let Some((_, range, place)) = came.filter(|_| below(2) == 0) {
+        return swap::carry_out(home, &Swap { far: vec![(range, place)], ..Swap::default() }, swap::Why::Stress);
+    }
     let Some(&word) = words.get(below(words.len() as u64) as usize) else { return };
     let Some(block) = home.opened.pool.block_at(word).filter(|block| block.bytes >= FRAME) else {
         return move_own(home, word);
     };
     let frames = block.bytes.div_ceil(FRAME);
-    let first = below(frames);
-    let count = 1 + below(MOST_FRAMES.min(frames - first));
+    // Whole blocks as often as parts, as far as they are small enough.
+    let (first, count) = if frames <= MOST_FRAMES && below(2) == 0 {
+        (0, frames)
+    } else {
+        let first = below(frames);
+        (first, 1 + below(MOST_FRAMES.min(frames - first)))
+    };
     let start = block.address + first * FRAME;
     let end = (start + count * FRAME).min(block.address + block.bytes);
     let range = Range { start, end };
     let pieces = home.opened.pool.pieces(start, end - start);
-    swap(home, range, pieces.first().is_none_or(|piece| piece.place == Place::Gpu(home.gpu)));
+    let is_near = pieces.first().is_none_or(|piece| piece.place == Place::Gpu(home.gpu));
+    swap(home, range, is_near);
+    let from = pieces.first().and_then(|piece| home.places.iter().position(|place| *place == piece.place));
+    if let Some(place) = from.filter(|_| !is_near) {
+        *CAME.lock() = Some((home.gpu, range, place as u8));
+    }
 }
 
 /// The same with the program's own memory: the part of it that an address lies in.
