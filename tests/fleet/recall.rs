@@ -721,6 +721,7 @@ fn processes_that_come_and_go_leave_no_file_behind() {
     let all: u32 = std::env::var("GPUPOOL_FLEET_COMERS").map_or(16, |text| text.parse().unwrap());
     let machine = Machine::new("2x160MiB");
     let low = machine.holder(machine.neighbour(0, 10), 100);
+    let mut killed = Vec::new();
     for number in 0..all / 4 {
         let mut comers: Vec<Running> = (0..4).map(|at| machine.start(machine.neighbour(0, 20 + at))).collect();
         comers.iter_mut().for_each(|comer| comer.tell("take 40"));
@@ -728,6 +729,7 @@ fn processes_that_come_and_go_leave_no_file_behind() {
         for (at, comer) in comers.into_iter().enumerate() {
             if at as u32 == number % 4 {
                 comer.signal(libc::SIGKILL);
+                killed.push(comer.pid());
             } else {
                 let (status, _folder) = comer.end();
                 assert!(status.success(), "{status}");
@@ -736,7 +738,11 @@ fn processes_that_come_and_go_leave_no_file_behind() {
     }
     is_whole(low);
     is_whole(machine.holder(machine.neighbour(0, 50), 4));
-    assert_eq!(machine.files(), Vec::<String>::new());
+    // Who was killed before it had said whose its page is has left one that nobody takes away for a minute: it could be a process of another PID namespace.
+    let is_begun =
+        |name: &String| killed.iter().any(|pid| name.starts_with(&format!(".{pid}-")) && name.ends_with(".new"));
+    let left: Vec<String> = machine.files().into_iter().filter(|name| !is_begun(name)).collect();
+    assert_eq!(left, Vec::<String>::new());
 }
 
 /// The thread that asks waits for as long as `GPUPOOL_RECALL_WAIT` allows; the others work.
