@@ -152,10 +152,12 @@ fn find(text: &str) -> Result<Uuid, Failure> {
 /// The GPUs of this machine that are drained, by number and UUID, whether or not any program runs: nothing else would tell whoever forgot to end it. None where NVML
 /// tells no numbers.
 pub fn drained() -> Vec<(u32, Uuid)> {
-    let Ok(nvml) = Nvml::get() else { return Vec::new() };
+    let roots = Roots::new(std::env::var_os("XDG_RUNTIME_DIR"));
+    // NVML wakes every GPU that sleeps, which takes seconds where nothing keeps them awake; mostly none is drained.
+    let Some(nvml) = drains::any(&roots).then(Nvml::get).and_then(Result::ok) else { return Vec::new() };
     let gpus: Vec<(u32, Uuid)> = (0..).map_while(|number| Some((number, nvml.uuid_of(number)?))).collect();
     let uuids: Vec<Uuid> = gpus.iter().map(|(_, uuid)| *uuid).collect();
-    let drained = drains::among(&uuids, &Roots::new(std::env::var_os("XDG_RUNTIME_DIR")), None);
+    let drained = drains::among(&uuids, &roots, None);
     gpus.into_iter().filter(|(_, uuid)| drained.contains(uuid)).collect()
 }
 

@@ -79,12 +79,27 @@ fn of_machine(roots: &Roots, make: bool) -> Result<OwnedFd, Why> {
 /// Those of these GPUs that are drained, for the processes of this user; `page`: the folder of this process's page, wherever that is.
 /// Opens nothing.
 pub fn among(gpus: &[Uuid], roots: &Roots, page: Option<&Path>) -> Vec<Uuid> {
+    let folders = heeded(roots, page);
+    let is_drained = |gpu: &&Uuid| folders.iter().any(|(folder, owner)| is_said(folder, *owner, gpu));
+    gpus.iter().filter(is_drained).copied().collect()
+}
+
+/// The folders that concern the processes of this user and that nobody else can write to, each with its owner.
+fn heeded(roots: &Roots, page: Option<&Path>) -> Vec<(PathBuf, u32)> {
     let own = geteuid().as_raw();
     let folders = roots.concerned().into_iter().chain(page.map(Path::to_owned)).map(|folder| (folder, own));
     let folders = folders.chain([(roots.run.join(MACHINE), 0)]);
-    let folders: Vec<_> = folders.filter(|(folder, owner)| is_trusted(folder, *owner)).collect();
-    let is_drained = |gpu: &&Uuid| folders.iter().any(|(folder, owner)| is_said(folder, *owner, gpu));
-    gpus.iter().filter(is_drained).copied().collect()
+    folders.filter(|(folder, owner)| is_trusted(folder, *owner)).collect()
+}
+
+/// Whether any GPU at all may be drained for the processes of this user: a look before somebody is asked which GPUs there are, which may take
+/// long.
+pub fn any(roots: &Roots) -> bool {
+    let names =
+        |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    heeded(roots, None)
+        .iter()
+        .any(|(folder, _)| names(folder).any(|name| name.as_encoded_bytes().ends_with(b".drained")))
 }
 
 /// What has come of [`say`].
