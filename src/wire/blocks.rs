@@ -231,6 +231,38 @@ pub struct Chunk {
     pub place: Where,
 }
 
+/// The question that an answer is to. The importer's program may close a connection's descriptor in the middle of a question, and
+/// its number may lead to another connection before the answer is read, which is then to somebody else's question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// [`Key::block`].
+    pub block: u64,
+    /// The first chunk that was asked for; 0 for [`Request::Hold`].
+    pub first: u32,
+}
+
+impl Question {
+    /// That of a process whose questions are not read ([`Answer::Refused`]).
+    pub const UNREAD: Self = Self { block: 0, first: 0 };
+
+    /// What this request asks about this block.
+    pub fn of(request: &Request, key: &Key) -> Self {
+        let first = match *request {
+            Request::Chunks { first, .. } => first,
+            Request::Hold | Request::LetGo => 0,
+        };
+        Self { block: key.block, first }
+    }
+}
+
+/// Begins the body of every answer.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct QuestionBytes {
+    block: U64,
+    first: U32,
+}
+
 /// What the exporter says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -247,7 +279,7 @@ pub enum Answer {
     Gone,
     /// The driver did not export a chunk (`CUresult`).
     Failed(i32),
-    /// The importer is another user's process.
+    /// The importer is another user's process, whatever it asks: its questions are not read.
     Refused,
 }
 
@@ -335,31 +367,35 @@ impl Chunk {
 
 impl Answer {
     /// Bytes of a buffer that every answer fits into, and one more ([`message::decode`]).
-    pub const BUFFER: usize = HEAD + size_of::<LayoutBytes>() + BATCH as usize * size_of::<ChunkBytes>() + 1;
+    pub const BUFFER: usize =
+        HEAD + size_of::<QuestionBytes>() + size_of::<LayoutBytes>() + BATCH as usize * size_of::<ChunkBytes>() + 1;
 
-    /// The message.
-    pub fn encode(&self) -> Vec<u8> {
+    /// The message that says this to that question.
+    pub fn encode(&self, to: Question) -> Vec<u8> {
+        let to = QuestionBytes { block: to.block.into(), first: to.first.into() };
+        let say = |kind, body: &[u8]| message::encode(kind, &[to.as_bytes(), body].concat());
         match self {
-            Answer::Held => message::encode(kind::HELD, &[]),
+            Answer::Held => say(kind::HELD, &[]),
             Answer::Chunks { layout, chunks } => {
                 let mut body = LayoutBytes::from(layout).as_bytes().to_vec();
                 chunks.iter().for_each(|chunk| body.extend(ChunkBytes::from(chunk).as_bytes()));
-                message::encode(kind::CHUNKS_ARE, &body)
+                say(kind::CHUNKS_ARE, &body)
             }
-            Answer::Gone => message::encode(kind::GONE, &[]),
-            Answer::Failed(code) => message::encode(kind::FAILED, I32::new(*code).as_bytes()),
-            Answer::Refused => message::encode(kind::REFUSED, &[]),
+            Answer::Gone => say(kind::GONE, &[]),
+            Answer::Failed(code) => say(kind::FAILED, I32::new(*code).as_bytes()),
+            Answer::Refused => say(kind::REFUSED, &[]),
         }
     }
 
-    /// The answer in a message.
+    /// The answer in a message, and the question that it is to.
     ///
     /// # Errors
     /// It is of another version, or no answer.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Unread> {
+    pub fn decode(bytes: &[u8]) -> Result<(Self, Question), Unread> {
         let (kind, body) = message::decode(bytes)?;
-        match (kind, body) {
-            (kind::HELD, []) => Ok(Answer::Held),
+        let (to, body) = QuestionBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
+        let answer = match (kind, body) {
+            (kind::HELD, []) => Answer::Held,
             (kind::CHUNKS_ARE, body) => {
                 let (layout, rest) = LayoutBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
                 let chunks = <[ChunkBytes]>::ref_from_bytes(rest).map_err(|_| Unread::Nonsense)?;
@@ -367,12 +403,13 @@ impl Answer {
                     return Err(Unread::Nonsense);
                 }
                 let chunks = chunks.iter().map(Chunk::of).collect::<Result<_, _>>()?;
-                Ok(Answer::Chunks { layout: layout.into(), chunks })
+                Answer::Chunks { layout: layout.into(), chunks }
             }
-            (kind::GONE, []) => Ok(Answer::Gone),
-            (kind::FAILED, body) => Ok(Answer::Failed(whole::<I32>(body)?.get())),
-            (kind::REFUSED, []) => Ok(Answer::Refused),
-            _ => Err(Unread::Nonsense),
-        }
+            (kind::GONE, []) => Answer::Gone,
+            (kind::FAILED, body) => Answer::Failed(whole::<I32>(body)?.get()),
+            (kind::REFUSED, []) => Answer::Refused,
+            _ => return Err(Unread::Nonsense),
+        };
+        Ok((answer, Question { block: to.block.get(), first: to.first.get() }))
     }
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests panic")]
 
 use gpupool_pool::FRAME;
-use gpupool_wire::blocks::{Answer, BATCH, Chunk, Handle, Key, Layout, Request, Where, same_secret};
+use gpupool_wire::blocks::{Answer, BATCH, Chunk, Handle, Key, Layout, Question, Request, Where, same_secret};
 use gpupool_wire::message::{HEAD, decode, encode};
 use gpupool_wire::{Unread, VERSION};
 use proptest::collection::vec;
@@ -51,16 +51,22 @@ fn answer() -> impl Strategy<Value = Answer> {
     prop_oneof![Just(Answer::Held), chunks, Just(Answer::Gone), failed, Just(Answer::Refused)]
 }
 
+prop_compose! {
+    fn question()(request in request(), key in key()) -> Question {
+        Question::of(&request, &key)
+    }
+}
+
 /// Any message there is.
 fn message() -> impl Strategy<Value = Vec<u8>> {
     let requests = (request(), key()).prop_map(|(request, key)| request.encode(&key));
-    prop_oneof![requests, answer().prop_map(|answer| answer.encode())]
+    prop_oneof![requests, (answer(), question()).prop_map(|(answer, to)| answer.encode(to))]
 }
 
 /// What a message says is said in these bytes alone.
 fn is_refused_or_meant(bytes: &[u8]) -> bool {
     let request = Request::decode(bytes).map(|(request, key)| request.encode(&key));
-    let answer = Answer::decode(bytes).map(|answer| answer.encode());
+    let answer = Answer::decode(bytes).map(|(answer, to)| answer.encode(to));
     assert!(request.is_err() || answer.is_err(), "no request is an answer");
     [request, answer].into_iter().flatten().all(|meant| meant == bytes)
 }
@@ -84,10 +90,10 @@ proptest! {
     }
 
     #[test]
-    fn answers_read_back(answer in answer()) {
-        let bytes = answer.encode();
+    fn answers_read_back(answer in answer(), to in question()) {
+        let bytes = answer.encode(to);
         prop_assert!(bytes.len() < Answer::BUFFER);
-        prop_assert_eq!(Answer::decode(&bytes), Ok(answer));
+        prop_assert_eq!(Answer::decode(&bytes), Ok((answer, to)));
     }
 
     #[test]
@@ -201,7 +207,7 @@ fn chunks_that_cannot_be_are_nonsense() {
     let layout = Layout { chunks: 1, span: FRAME, offset: 0, home: [0; 16] };
     let of = |bytes, count: usize| {
         let chunks = vec![Chunk { bytes, place: Where::Host(0) }; count];
-        Answer::decode(&Answer::Chunks { layout, chunks }.encode())
+        Answer::decode(&Answer::Chunks { layout, chunks }.encode(Question::UNREAD))
     };
     assert!(of(FRAME, 1).is_ok());
     assert_eq!(of(FRAME + 1, 1), Err(Unread::Nonsense), "half a frame");

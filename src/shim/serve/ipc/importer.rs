@@ -365,8 +365,10 @@ fn fetch(driver: &'static Driver, handle: &Handle) -> Result<(Mapped, Layout), F
             if chunk.bytes > range.span - range.mapped {
                 return Err(failure(CuResult::INVALID_VALUE, "its chunks are larger than it said"));
             }
-            range.map(descriptor, chunk.bytes).map_err(|result| {
-                failure(
+            range.map(descriptor, chunk.bytes).map_err(|result| Failure {
+                // Another thread may have closed this descriptor, whose number is then nobody's, or something else's.
+                broken: true,
+                ..failure(
                     result,
                     format_args!("the driver did not take a chunk of {} ({result})", format_size(chunk.bytes)),
                 )

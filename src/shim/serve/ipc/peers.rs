@@ -3,7 +3,7 @@
 
 use super::{Socket, THREAD};
 use gpupool_cuda::CuResult;
-use gpupool_wire::blocks::{Answer, Handle, Key, Request};
+use gpupool_wire::blocks::{Answer, Handle, Key, Question, Request};
 use gpupool_wire::{Unread, socket};
 use parking_lot::Mutex;
 use std::fmt::Display;
@@ -231,7 +231,8 @@ impl Unreachable {
     fn of(error: &std::io::Error, why: String) -> Self {
         let kind = match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => Kind::Absent,
-            Some(libc::EBADF | libc::ENOTSOCK) => Kind::Broken,
+            // EISCONN: the number is by now that of another thread's connection.
+            Some(libc::EBADF | libc::ENOTSOCK | libc::EISCONN) => Kind::Broken,
             _ => Kind::Foreign,
         };
         Self { kind, why }
@@ -290,7 +291,9 @@ fn ask(peer: &Peer, request: Request, key: &Key) -> Result<(Answer, Vec<OwnedFd>
         return Err(NoAnswer::Ended("it ended, or does not know this handle".to_owned()));
     }
     match Answer::decode(&buffer[..received.bytes]) {
-        Ok(answer) => Ok((answer, received.descriptors)),
+        Ok((Answer::Refused, _)) => Ok((Answer::Refused, received.descriptors)),
+        Ok((answer, to)) if to == Question::of(&request, key) => Ok((answer, received.descriptors)),
+        Ok(_) => Err(NoAnswer::Ended("this program closed the connection, and it answered somebody else".to_owned())),
         Err(Unread::Nonsense) => Err(NoAnswer::Ended(Unread::Nonsense.to_string())),
         Err(version @ Unread::Version(_)) => Err(NoAnswer::Version(version)),
     }

@@ -16,7 +16,7 @@ use gpupool_cuda::{Device, Driver};
 use gpupool_metrics::stat;
 use gpupool_pool::{Block, Place};
 use gpupool_wire::Unread;
-use gpupool_wire::blocks::{Answer, BATCH, Chunk, Handle, Key, Layout, Request, Where};
+use gpupool_wire::blocks::{Answer, BATCH, Chunk, Handle, Key, Layout, Question, Request, Where};
 use gpupool_wire::socket::wait;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -268,7 +268,7 @@ fn admit(socket: Socket) -> Option<Connection> {
     let refuse = |socket: &Socket, why: String| {
         // Before the answer, behind which the program may free the memory and is told that nobody opened it.
         REFUSED.tell(&why);
-        let _ = socket.send(&Answer::Refused.encode(), NONE);
+        let _ = socket.send(&Answer::Refused.encode(Question::UNREAD), NONE);
     };
     match socket.peer() {
         Ok(peer) => match peer.is_same_user() {
@@ -363,18 +363,19 @@ impl Connection {
             self.holds.remove(key.block);
             return true;
         }
+        let to = Question::of(&request, &key);
         let address = match exporter::find(&key) {
             Asked::Block(address) => address,
-            Asked::Gone => return self.say(&Answer::Gone, NONE),
+            Asked::Gone => return self.say(&Answer::Gone, to, NONE),
             Asked::WrongSecret => return false,
         };
         match request {
-            Request::Hold => self.hold(address, key),
+            Request::Hold => self.hold(address, key, to),
             Request::Chunks { first, most } if self.holds.0.contains_key(&key.block) => {
                 let gone = (Answer::Gone, Vec::new());
                 let (answer, descriptors) = process::driver()
                     .map_or(gone, |driver| chunks(driver, address, key.block, first as usize, most as usize));
-                self.say(&answer, &descriptors)
+                self.say(&answer, to, &descriptors)
             }
             _ => false,
         }
@@ -388,15 +389,15 @@ impl Connection {
         }
     }
 
-    fn hold(&mut self, address: u64, key: Key) -> bool {
-        let Some(block) = memory::hold(address, key.block) else { return self.say(&Answer::Gone, NONE) };
+    fn hold(&mut self, address: u64, key: Key, to: Question) -> bool {
+        let Some(block) = memory::hold(address, key.block) else { return self.say(&Answer::Gone, to, NONE) };
         self.holds.add(block.address, block.id);
         exporter::was_opened(block.id);
-        self.say(&Answer::Held, NONE)
+        self.say(&Answer::Held, to, NONE)
     }
 
-    fn say(&self, answer: &Answer, descriptors: &[OwnedFd]) -> bool {
-        self.socket.send(&answer.encode(), descriptors).is_ok()
+    fn say(&self, answer: &Answer, to: Question, descriptors: &[OwnedFd]) -> bool {
+        self.socket.send(&answer.encode(to), descriptors).is_ok()
     }
 
     /// The connection is over; what its importer may still have. `closed_here`: this process closed it, which says nothing
