@@ -203,6 +203,41 @@ fn a_program_that_computes_on_a_drained_gpu_goes_on_and_keeps_its_context_alone(
     ends_well(program);
 }
 
+/// What a GPU held only because another one was drained comes back from there once, to where it was first, and not on to that GPU.
+#[test]
+fn what_left_two_gpus_belongs_to_the_first_of_them() {
+    let machine = Machine::new("3x320MiB");
+    let run = machine
+        .neighbour(0, 50)
+        .env("GPUPOOL_DEVICES", "0,1,2")
+        .env("GPUPOOL_LIMIT", "0:100MiB")
+        .env("GPUPOOL_IDLE", "100ms");
+    let program = machine.holder(run, 200);
+    let page = machine.until(&program, "memory on a peer", |page| held(page, 1) + held(page, 2) >= 80 * MIB);
+    let (first, second) = if held(&page, 1) > 0 { (1, 2) } else { (2, 1) };
+    assert_eq!(held(&page, second), 0, "{page:?}");
+    let done = |line: &str| assert!(machine.told(line).1, "{line}");
+    done(&format!("drain --json {first}"));
+    machine.until(&program, "memory on the other", |page| held(page, second) >= 80 * MIB && held(page, first) == 0);
+    done(&format!("drain --json {second}"));
+    machine.until(&program, "memory on the host", |page| held(page, first) + held(page, second) == 0);
+    done(&format!("undrain --json {first}"));
+    machine.until(&program, "memory where it was first", |page| held(page, first) >= 80 * MIB);
+    let (told, _) = machine.told(&format!("undrain --json {second}"));
+    assert_eq!(told[0]["bytes"], 0, "{told}");
+    machine.until(&program, "no GPU drained", |page| !at(page, second).drained);
+    let page = machine.page(&program);
+    assert!(held(&page, first) >= 80 * MIB && held(&page, second) == 0, "{page:?}");
+    // Back on its way, it still comes to where it was first.
+    [first, second].iter().for_each(|gpu| done(&format!("drain --json {gpu}")));
+    done(&format!("undrain --json {second}"));
+    machine.until(&program, "memory on the other again", |page| held(page, second) >= 80 * MIB);
+    done(&format!("undrain --json {first}"));
+    machine
+        .until(&program, "memory where it was first", |page| held(page, first) >= 80 * MIB && held(page, second) == 0);
+    recall::is_whole(program);
+}
+
 #[test]
 fn who_is_stopped_or_never_comes_to_rest_delays_nobody_and_leaves_afterwards() {
     let machine = Machine::new("2x1GiB");

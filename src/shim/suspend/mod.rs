@@ -17,6 +17,7 @@
 //! a disk (`stored.rs`) comes back first; where it cannot, the program stays suspended and can be resumed again.
 
 mod agreement;
+mod away;
 mod coming_back;
 mod kept;
 mod parting;

@@ -8,6 +8,7 @@
 //! (RESULTS.md), and the GPU is free at once. The program stands still until that is memory of the host which GPUs reach ([`super::settle`]): for longer in
 //! one go than by slices, and no longer in all.
 
+use super::away;
 use super::coming_back;
 use super::parting::{self, Leaves, Onto, Parted, Why};
 use super::put::Put;
@@ -71,8 +72,6 @@ impl Vacated {
     }
 }
 
-/// What has left which GPU because that is drained, or found no room there when the program was resumed, and may come back.
-static AWAY: Mutex<BTreeMap<u32, Vec<Parted>>> = Mutex::new(BTreeMap::new());
 /// What has left which GPU because somebody else needed the room.
 static GIVEN: Mutex<BTreeMap<u32, Vec<Parted>>> = Mutex::new(BTreeMap::new());
 
@@ -181,25 +180,15 @@ pub fn drain(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress
 
 /// Notes what did not come back to its GPU when the program was resumed.
 pub fn remember(left: Vec<Parted>) {
-    let mut away = AWAY.lock();
-    for parted in left {
-        if let Place::Gpu(gpu) = parted.from() {
-            away.entry(gpu).or_default().push(parted);
-        }
-    }
+    away::add(left);
 }
 
 /// Of a program that is about to be resumed: what left its GPUs when it was suspended, and behind it what may come back to GPUs that something had left before. What of
 /// both is the same goes to where it lay first, in one step.
 pub fn with_left(opened: &open::Opened, parted: Vec<Parted>) -> Vec<Parted> {
-    let known: Vec<Parted> = AWAY.lock().values().flatten().copied().collect();
     have_lent_again(opened, &parted);
-    have_lent_again(opened, &known);
-    let mut away = Vec::new();
-    for gpu in left() {
-        away.extend(AWAY.lock().remove(&gpu).unwrap_or_default());
-    }
-    joined(parted, coming_back::not_back(opened, &once(away)))
+    have_lent_again(opened, &away::all());
+    joined(parted, coming_back::not_back(opened, &once(away::take(&left()))))
 }
 
 /// What left, each byte once: to where it lay before it was `away` already. What only is away comes last, since it lies where GPUs reach it.
@@ -210,14 +199,9 @@ fn joined(parted: Vec<Parted>, away: Vec<Parted>) -> Vec<Parted> {
     both.into_iter().chain(rest).chain(beside).collect()
 }
 
-/// The GPUs that something has left and not come back to.
-fn all_left() -> Vec<u32> {
-    AWAY.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect()
-}
-
 /// The GPUs that something may come back to.
 fn left() -> Vec<u32> {
-    all_left().into_iter().filter(|gpu| terms::may_hold(*gpu)).collect()
+    away::gpus().into_iter().filter(|gpu| terms::may_hold(*gpu)).collect()
 }
 
 /// Those that it would come back to by itself ([`look`]) if they lent.
@@ -225,7 +209,7 @@ pub fn waits_for_lenders() -> Vec<u32> {
     if !comes_by_itself() {
         return Vec::new();
     }
-    all_left().into_iter().filter(|gpu| !terms::may_hold(*gpu)).collect()
+    away::gpus().into_iter().filter(|gpu| !terms::may_hold(*gpu)).collect()
 }
 
 /// Whether what found no room, or had to leave, comes back without a further word. With `GPUPOOL_MOVE=auto` memory comes near by what it is worth.
@@ -269,9 +253,8 @@ pub fn have_lent_again(opened: &open::Opened, parted: &[Parted]) {
 
 /// Whether anything may.
 pub fn is_any_left() -> bool {
-    let away: Vec<Parted> = AWAY.lock().values().flatten().copied().collect();
     if let Some(opened) = open::opened() {
-        have_lent_again(opened, &away);
+        have_lent_again(opened, &away::all());
     }
     !left().is_empty()
 }
@@ -319,7 +302,7 @@ pub fn look() -> Option<Duration> {
 
 /// Whether the smallest part of what may come back to this GPU has room there, as far as can be known without a try.
 pub fn has_room(gpu: u32) -> bool {
-    let least = AWAY.lock().get(&gpu).and_then(|away| away.iter().map(Parted::bytes).min());
+    let least = away::of(gpu).iter().map(Parted::bytes).min();
     let (Some(least), Some(opened)) = (least, open::opened()) else { return false };
     let place = Place::Gpu(gpu);
     let usage = opened.pool.usage();
@@ -341,20 +324,18 @@ pub fn come_back(
 ) -> Vacated {
     // A GPU that was lent while nobody worked there lends no more once nothing was there for a while.
     if let Some(opened) = open::opened() {
-        let away = AWAY.lock().get(&gpu).cloned().unwrap_or_default();
-        have_lent_again(opened, &away);
+        have_lent_again(opened, &away::of(gpu));
     }
     // What was asked for meanwhile lies elsewhere as well; what somebody else needed the room for comes by itself.
     if let (Some(driver), Some(opened)) = (process::driver(), open::opened()) {
-        let mut all = AWAY.lock();
-        let away = all.entry(gpu).or_default();
+        let away = away::of(gpu);
         let by_limit = opened.plan.limit(Place::Gpu(gpu)).saturating_sub(opened.plan.accounts.taken(Place::Gpu(gpu)));
         let free = opened.plan.free_at(driver, Place::Gpu(gpu)).unwrap_or(0).min(by_limit);
         let room = free.saturating_sub(away.iter().map(Parted::bytes).sum());
         let mut known: BTreeSet<u64> = away.iter().map(Parted::address).collect();
         known.extend(GIVEN.lock().values().flatten().map(Parted::address));
         let others = parting::displaced(opened, gpu, room).into_iter();
-        away.extend(others.filter(|parted| !known.contains(&parted.address())));
+        away::add(others.filter(|parted| !known.contains(&parted.address())));
     }
     let done = bring(gpu, deadline, is_wanted, progress);
     log::emit(|| {
@@ -370,10 +351,11 @@ pub fn come_back(
 fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &mut dyn FnMut(u64, u64)) -> Vacated {
     let begun = Instant::now();
     let mut left = Vec::new();
-    let mut away = AWAY.lock().remove(&gpu).unwrap_or_default();
+    let known = away::of(gpu);
+    let mut away = once(known.clone());
     // It may have come to its own GPU by another way.
     if let Some(opened) = open::opened() {
-        away = coming_back::not_back(opened, &once(away));
+        away = coming_back::not_back(opened, &away);
     }
     let total: u64 = away.iter().map(Parted::bytes).sum();
     let (mut moved, mut stayed) = (0, 0);
@@ -422,9 +404,7 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     stayed += away.iter().map(Parted::bytes).sum::<u64>();
     // Whoever asks once more finds it.
     away.extend(left);
-    if !away.is_empty() {
-        AWAY.lock().entry(gpu).or_default().extend(away);
-    }
+    away::came(gpu, &known, &away);
     if moved > 0 {
         told_anew();
     }
@@ -437,22 +417,42 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     Vacated { moved, rest, took: begun.elapsed() }
 }
 
-/// Each byte of these once: what left when a GPU was drained may have left again since, with the whole program.
-fn once(mut away: Vec<Parted>) -> Vec<Parted> {
-    away.sort_by_key(Parted::address);
-    let mut end = 0;
-    let mut rest = |parted: Parted| {
-        let (start, until) = (parted.address().max(end), parted.address() + parted.bytes());
-        end = end.max(until);
+/// Each byte of these once, by address: what left when a GPU was drained may have left again since, another one or with the whole program. The first that has it
+/// keeps it.
+fn once(away: Vec<Parted>) -> Vec<Parted> {
+    // Start and end of what is known; none touches another.
+    let mut known: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut rest = Vec::new();
+    for parted in away {
+        let (start, end) = (parted.address(), parted.address() + parted.bytes());
+        let before = known.range(..start).next_back().filter(|(_, until)| **until >= start);
+        let from = before.map_or(start, |(from, _)| *from);
+        let over: Vec<(u64, u64)> = known.range(from..=end).map(|(from, until)| (*from, *until)).collect();
         match parted {
-            _ if start >= until => None,
             Parted::Pooled { block, start: of, from, .. } => {
-                Some(Parted::Pooled { block, start: of, address: start, bytes: until - start, from })
+                let mut at = start;
+                for (from_there, until) in over.iter().copied().chain([(end, end)]) {
+                    if from_there > at {
+                        rest.push(Parted::Pooled {
+                            block,
+                            start: of,
+                            address: at,
+                            bytes: from_there.min(end) - at,
+                            from,
+                        });
+                    }
+                    at = at.max(until);
+                }
             }
-            Parted::Own { .. } => Some(parted),
+            Parted::Own { .. } if over.iter().all(|(_, until)| *until <= start) => rest.push(parted),
+            Parted::Own { .. } => continue,
         }
-    };
-    away.drain(..).filter_map(&mut rest).collect()
+        over.iter().for_each(|(from, _)| _ = known.remove(from));
+        let until = over.last().map_or(end, |(_, until)| end.max(*until));
+        known.insert(over.first().map_or(start, |(from, _)| start.min(*from)), until);
+    }
+    rest.sort_by_key(Parted::address);
+    rest
 }
 
 /// About a gibibyte of these.
@@ -614,7 +614,7 @@ fn leave_in(
                 let more = parting::beyond(parted, &state.parted);
                 state.parted.extend(more);
             }
-            (Which::All, _) => AWAY.lock().entry(gpu).or_default().extend(parted),
+            (Which::All, _) => away::add(parted),
             (Which::Given { .. }, _) => {
                 let before = GIVEN.lock().remove(&gpu).unwrap_or_default();
                 let all = parting::living(opened, before.into_iter().chain(parted).collect());
@@ -790,6 +790,16 @@ mod tests {
         let all = once(vec![pooled(200, 50), pooled(100, 40), pooled(100, 40), pooled(120, 60), pooled(210, 10)]);
         let all: Vec<_> = all.iter().map(|parted| (parted.address(), parted.bytes())).collect();
         assert_eq!(all, [(100, 40), (140, 40), (200, 50)]);
+    }
+
+    #[test]
+    fn what_left_two_gpus_belongs_to_the_first() {
+        let pooled =
+            |address, bytes, from| Parted::Pooled { block: 1, start: 0, address, bytes, from: Place::Gpu(from) };
+        let own = |from| Parted::Own { address: 1000, bytes: 10, asked: 0, from: Place::Gpu(from) };
+        let all = once(vec![pooled(150, 50, 1), own(1), pooled(100, 200, 2), own(2), pooled(90, 20, 3)]);
+        let parts = [pooled(90, 10, 3), pooled(100, 50, 2), pooled(150, 50, 1), pooled(200, 100, 2), own(1)];
+        assert_eq!(all, parts);
     }
 
     #[test]
