@@ -65,7 +65,7 @@ pub fn look() -> Option<Duration> {
         let done = if is_drained {
             vacate::drain(gpu, until, &|| true, &mut |_, _| {})
         } else {
-            vacate::come_back(gpu, until, &|| true, &mut |_, _| {})
+            vacate::come_back(gpu, true, until, &|| true, &mut |_, _| {})
         };
         let mut all = BY_ITSELF.lock();
         all.retain(|(known, .., at)| *known != gpu && at.elapsed() < PATIENCE);
@@ -99,7 +99,7 @@ pub fn drain(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vacated, String> {
     let faster = || format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu));
-    let Some(ordinal) = seen_as(gpu, true, faster)? else { return Ok(Vacated::default()) };
+    let Some((ordinal, _)) = seen_as(gpu, true, faster)? else { return Ok(Vacated::default()) };
     let mut done = vacate::drain(ordinal, deadline, is_wanted, progress);
     done.moved += by_itself(ordinal, true);
     // The files say it still, whoever waits for it or does not.
@@ -120,8 +120,8 @@ pub fn undrain(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vacated, String> {
     let still = "the GPU is still drained for it: somebody else said so (root, or a gpupool drain just now), or a file of that name is left";
-    let Some(ordinal) = seen_as(gpu, false, || still.to_owned())? else { return Ok(Vacated::default()) };
-    let mut done = vacate::come_back(ordinal, deadline, is_wanted, progress);
+    let Some((ordinal, is_news)) = seen_as(gpu, false, || still.to_owned())? else { return Ok(Vacated::default()) };
+    let mut done = vacate::come_back(ordinal, is_news, deadline, is_wanted, progress);
     done.moved += by_itself(ordinal, false);
     Ok(done)
 }
@@ -138,14 +138,15 @@ fn by_itself(gpu: u32, is_drained: bool) -> u64 {
 }
 
 /// The number of this GPU, about which the files are to say so; whoever asked does now what is to be done. `None`: it is not one of the pool's.
-fn seen_as(gpu: &Uuid, is_drained: bool, other: impl FnOnce() -> String) -> Result<Option<u32>, String> {
+/// With it whether that was not known here.
+fn seen_as(gpu: &Uuid, is_drained: bool, other: impl FnOnce() -> String) -> Result<Option<(u32, bool)>, String> {
     let Some(ordinal) = ordinal_of(gpu) else { return Ok(None) };
     see();
     if terms::is_said_drained(gpu) != is_drained {
         return Err(other());
     }
-    SEEN.lock().remove(&ordinal);
-    Ok(Some(ordinal))
+    let is_news = SEEN.lock().remove(&ordinal).is_some();
+    Ok(Some((ordinal, is_news)))
 }
 
 fn ordinal_of(gpu: &Uuid) -> Option<u32> {

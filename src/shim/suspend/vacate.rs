@@ -315,9 +315,11 @@ pub fn has_room(gpu: u32) -> bool {
     allowed + kept >= least && free.is_none_or(|free| free + kept >= least)
 }
 
-/// Has what left a GPU while it was drained come back, until `deadline`, as far as there is room, and the log hears of it.
+/// Has what left a GPU while it was drained come back, until `deadline`, as far as there is room, and the log hears of it: of one that was
+/// not drained (`is_news`) only where something came.
 pub fn come_back(
     gpu: u32,
+    is_news: bool,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
@@ -338,9 +340,13 @@ pub fn come_back(
         away::add(others.filter(|parted| !known.contains(&parted.address())));
     }
     let done = bring(gpu, deadline, is_wanted, progress);
+    if !is_news && done.moved == 0 {
+        return done;
+    }
     log::emit(|| {
         let (moved, stayed) = (done.moved, done.stayed());
-        let text = format!("GPU {gpu} is drained no more: {} came back to it", format_size(moved));
+        let is = if is_news { "is drained no more" } else { "was not drained" };
+        let text = format!("GPU {gpu} {is}: {} came back to it", format_size(moved));
         let microseconds = done.took.as_micros() as u64;
         (GpuUndrain { device: gpu, uuid: uuid(gpu), bytes: moved, stayed, microseconds }, text)
     });
