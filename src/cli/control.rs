@@ -361,7 +361,15 @@ fn next(row: &Listed, socket: &Socket, silence: Duration) -> Result<Reply, Strin
             Err(failure) => return Err(format!("the connection to it broke: {failure}")),
         };
         if received == 0 {
-            return Err("it ended before it had answered, or will not be asked by this user".to_owned());
+            // Whoever closes what it did not open, as before it starts another program, may have closed the connection too.
+            let lives = stat(row.told.process.identity.pid)
+                .is_some_and(|stat| stat.started == row.told.process.identity.started && stat.state != b'Z');
+            let what = if lives {
+                "it closed the connection before it had answered: the program closes descriptors that it did not open, or this user may not ask it; ask again"
+            } else {
+                "it ended before it had answered"
+            };
+            return Err(what.to_owned());
         }
         return Reply::decode(&buffer[..received]).map_err(|unread| unread.to_string());
     }

@@ -13,6 +13,7 @@ use gpupool_metrics::drains::Said;
 use gpupool_metrics::folder::Roots;
 use gpupool_metrics::{Life, drains};
 use gpupool_wire::control::{Reply, Request, Stayed};
+use rustix::process::geteuid;
 use serde::Serialize;
 
 use crate::control::{self, OTHER_ANSWER};
@@ -108,7 +109,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             (true, _) => "nothing is left there".to_owned(),
             (false, _) => "not all has left".to_owned(),
         };
-        stdout::print(&format!("GPU-{} is drained: {end}; gpupool undrain ends that\n", dashed(&gpu)))?;
+        stdout::print(&format!("GPU-{} is drained: {end}; {}\n", dashed(&gpu), what_ends_it(&gpu, &args.gpu)))?;
     }
     Ok(if is_empty { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -121,7 +122,10 @@ pub fn run_undrain(args: &UndrainArgs) -> Result<ExitCode, Failure> {
     let gpu = find(&args.gpu)?;
     let Said { folders, is_news, .. } = say(&gpu, false)?;
     if let Some(path) = drains::still_said(&gpu, &Roots::new(std::env::var_os("XDG_RUNTIME_DIR"))) {
-        return Err(Failure::broken(format!("the GPU is drained by root for the whole machine ({})", path.display())));
+        let (path, command) = (path.display(), format!("gpupool undrain {}", args.gpu));
+        return Err(Failure::broken(format!(
+            "the GPU is drained by root for the whole machine ({path}); {command} by root ends that"
+        )));
     }
     let patience = u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX);
     let (told, _) = ask(&gpu, &folders, &Request::Undrain { gpu, patience }, args.deadline);
@@ -159,6 +163,18 @@ pub fn drained() -> Vec<(u32, Uuid)> {
     let uuids: Vec<Uuid> = gpus.iter().map(|(_, uuid)| *uuid).collect();
     let drained = drains::among(&uuids, &roots, None);
     gpus.into_iter().filter(|(_, uuid)| drained.contains(uuid)).collect()
+}
+
+/// What ends that: of a GPU that root has drained for the whole machine, only root can. `number`: as the command takes it.
+pub fn what_ends_it(gpu: &Uuid, number: &str) -> String {
+    let roots = Roots::new(std::env::var_os("XDG_RUNTIME_DIR"));
+    let command = format!("gpupool undrain {number}");
+    match drains::still_said(gpu, &roots) {
+        Some(_) if !geteuid().is_root() => {
+            format!("root has drained it for the whole machine, and {command} by root ends that")
+        }
+        _ => format!("{command} ends that"),
+    }
 }
 
 /// Writes or removes the files, for all whom that concerns.

@@ -100,7 +100,8 @@ fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)]) -> String {
         )),
     }
     for (number, uuid) in drained {
-        page.line(&format!("GPU {number} (GPU-{}) is drained; gpupool undrain {number} ends that", dashed(uuid)));
+        let ends = drain::what_ends_it(uuid, &number.to_string());
+        page.line(&format!("GPU {number} (GPU-{}) is drained; {ends}", dashed(uuid)));
     }
     if rows.is_empty() {
         return page.into_text();

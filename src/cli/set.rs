@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use gpupool_config::read_one;
-use gpupool_wire::control::{Change, Reply, Request};
+use gpupool_wire::control::{Change, MOST_TEXT, Reply, Request};
 use serde::Serialize;
 
 use crate::control::{self, OTHER_ANSWER};
@@ -86,6 +86,12 @@ struct Changed<'a> {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     for words in &args.settings {
         read_one(words).map_err(|problem| Failure::usage(problem.to_string()))?;
+    }
+    let length: usize = args.settings.iter().map(|words| words.len() + 1).sum();
+    if length > MOST_TEXT {
+        return Err(Failure::usage(format!(
+            "these settings have {length} bytes, and what a program can be told at once has room for {MOST_TEXT}; say less at a time"
+        )));
     }
     let rows = control::find(&[args.pid])?;
     let reply = control::replies(&rows, &Request::Set(args.settings.clone()), None).pop();

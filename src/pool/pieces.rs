@@ -3,7 +3,6 @@
 use crate::chunks::Chunk;
 use crate::pool::Pool;
 use crate::registry::Record;
-use crate::runs::Kind;
 use crate::slab::Ground;
 use crate::state::{State, bytes_of};
 use crate::sync::yield_now;
@@ -62,8 +61,7 @@ impl<B: Backend> Pool<B> {
     /// ones stand on. In order of address, each with where its parts lie, chunk by chunk.
     pub fn stretches(&self) -> Vec<(Block, Vec<Piece<B::Handle>>)> {
         let mut state = self.lock();
-        let out = state.runs.all().filter(|run| run.kind == Kind::Out);
-        let records: Vec<(u32, Record)> = out.flat_map(|run| self.registry.starting_in(run.start, run.end())).collect();
+        let records = self.records_out(&state);
         let of = |(start, record): (u32, Record)| {
             let block = record.block(self.address(start));
             let end = block.address + block.bytes;

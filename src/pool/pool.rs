@@ -511,11 +511,17 @@ impl<B: Backend> Pool<B> {
 
     /// The live blocks of this home GPU that have frames of their own, in order of address.
     pub fn blocks(&self, home: u32) -> Vec<Block> {
-        let state = self.lock();
-        let out = state.runs.all().filter(|run| run.kind == Kind::Out);
-        let records = out.flat_map(|run| self.registry.starting_in(run.start, run.end()));
+        let records = self.records_out(&self.lock()).into_iter();
         let own = records.filter(|(_, record)| !record.slab && record.home == home);
         own.map(|(start, record)| record.block(self.address(start))).collect()
+    }
+
+    /// What blocks and slabs there are, in order of address, which runs are in no order of.
+    pub(crate) fn records_out(&self, state: &State<B::Handle>) -> Vec<(u32, Record)> {
+        let out = state.runs.all().filter(|run| run.kind == Kind::Out);
+        let mut records: Vec<_> = out.flat_map(|run| self.registry.starting_in(run.start, run.end())).collect();
+        records.sort_unstable_by_key(|(start, _)| *start);
+        records
     }
 
     /// The pool in numbers, exact at the moment of the call.

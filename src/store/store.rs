@@ -105,8 +105,17 @@ impl Store {
     pub fn open(path: &Path, make: bool, disk: &Disk) -> Result<Self> {
         let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let failed = |errno| Error::io(path, "open", errno);
+        // What a path that ends in `..` names has a name of its own; links on the way count then, which nobody can put there behind the look at it.
+        let ends_above = matches!(path.components().next_back(), Some(std::path::Component::ParentDir));
+        let path =
+            &if ends_above { std::fs::canonicalize(path).unwrap_or_else(|_| path.clone()) } else { path.clone() };
         let (Some(around), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(Error::refused(path, "it is the root folder; choose one below it"));
+            let what = if ends_above {
+                "it ends in .., and there is no such folder"
+            } else {
+                "it is the root folder; choose one below it"
+            };
+            return Err(Error::refused(path, what));
         };
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, around, flags | OFlags::PATH, Mode::empty()).map_err(failed)?;

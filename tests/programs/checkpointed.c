@@ -4,6 +4,7 @@
  *   where N          the addresses of the kinds of thread N
  *   rounds           how often all of them have written
  *   rest             the threads stand still between two rounds; work: they go on
+ *   contexts         from now on one thread makes a context on the last GPU, allocates in it, and ends it, again and again; how many so far
  *   spin             a kernel that waits for the host; release: it ends
  *   allocate MIB     memory that stays; its address
  *   name N K A S     a new block, of which K KiB from A KiB on are called N once all of it counts up from S: what gpupool_name answered, the first
@@ -123,6 +124,26 @@ static void say_named(const char *name, size_t bytes, size_t at, uint32_t seed)
     printf("%d %u %llu\n", code, first, (unsigned long long)count_wrong(&kernels, block + at, bytes / 4, first));
 }
 
+static pthread_t maker;
+static atomic_long contexts;
+
+static void *make_contexts(void *argument)
+{
+    int device = *(int *)argument;
+    while (!atomic_load(&ends)) {
+        CUcontext context;
+        CUdeviceptr block;
+        CHECK(cuCtxCreate_v2(&context, 0, device));
+        CHECK(cuMemAlloc_v2(&block, 3 * MIB));
+        CHECK(cuMemsetD32_v2(block, 1, MIB));
+        /* What is left of it goes with its context. */
+        if (atomic_fetch_add(&contexts, 1) % 2)
+            CHECK(cuMemFree_v2(block));
+        CHECK(cuCtxDestroy_v2(context));
+    }
+    return NULL;
+}
+
 int main(void)
 {
     char line[256], word[256];
@@ -153,6 +174,14 @@ int main(void)
         } else if (strcmp(line, "work") == 0) {
             atomic_store(&rests, 0);
             puts("they do");
+        } else if (strcmp(line, "contexts") == 0) {
+            static int last;
+            if (!maker) {
+                CHECK(cuDeviceGetCount(&last));
+                last--;
+                REQUIRE(pthread_create(&maker, NULL, make_contexts, &last) == 0);
+            }
+            printf("%ld\n", atomic_load(&contexts));
         } else if (strcmp(line, "spin") == 0) {
             open_gpu(&spinning, 0);
             hold(&spinning);
@@ -215,6 +244,8 @@ int main(void)
             atomic_store(&ends, 1);
             while (working)
                 REQUIRE(pthread_join(workers[--working], NULL) == 0);
+            if (maker)
+                REQUIRE(pthread_join(maker, NULL) == 0);
             puts("ended");
         } else {
             printf("what is %s?\n", line);

@@ -254,7 +254,7 @@ fn loans(probe: &Probe) -> Option<Check> {
 fn drains(drained: &[(u32, Uuid)]) -> Option<Check> {
     let numbers: Vec<String> = drained.iter().map(|(number, _)| number.to_string()).collect();
     let words = format!("drained, so that no program has memory there: {}", numbers.join(", "));
-    let advice = format!("gpupool undrain {} ends that", numbers.first()?);
+    let advice = drain::what_ends_it(&drained.first()?.1, numbers.first()?);
     let uuids: Vec<String> = drained.iter().map(|(_, uuid)| format!("GPU-{}", dashed(uuid))).collect();
     Some(Check::finding("drains", words, advice).facts(json!({"gpus": uuids})))
 }

@@ -130,7 +130,7 @@ fn at_first_allocation() {
             Ok(page) => *MADE.lock() = Some(page),
             Err(why) => tracing::warn!(
                 target: "gpupool::metrics", about = "metrics",
-                "metrics: no page, so no command finds this process and no other process asks it for memory: {why}. It needs one folder that this user                  alone may write to (a container with a read-only root: --tmpfs /run/gpupool:mode=700); GPUPOOL_METRICS=off where that is meant"
+                "metrics: no page, so no command finds this process and no other process asks it for memory: {why}. It needs a descriptor, /proc and one folder that this user alone may write to (a container with a read-only root: --tmpfs /run/gpupool:mode=700); GPUPOOL_METRICS=off where that is meant"
             ),
         }
     }

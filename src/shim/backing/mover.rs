@@ -10,7 +10,7 @@ use super::digest::{self, Digester};
 use super::fault;
 use super::vmm::Vmm;
 use crate::watch::capture;
-use crate::watch::context::{self, Gpus};
+use crate::watch::context::{self, Gpus, Lease};
 use crate::{fence, process};
 use gpupool_cuda::{self as cuda, CuResult, Device, Driver, Physical, Stream};
 use gpupool_pool::{Backend, Contents, Fault, Mover, Place, Transfer};
@@ -146,14 +146,12 @@ impl Mover for Vmm {
             }
             return Ok(());
         }
-        let (context, handle) = context_for(owner, gpu).ok_or(Fault::Failed(CuResult::CONTEXT_IS_DESTROYED))?;
+        let (context, handle, _lives) = context_for(owner, gpu).ok_or(Fault::Failed(CuResult::CONTEXT_IS_DESTROYED))?;
         // Another owner's blocks may be copied there already.
         let known = READY.lock().iter().find(|ready| ready.context == context).copied();
         let ready = match known {
             Some(known) => Ready { owner, gpu, ..known },
             None => {
-                // One that a call may be ending is as good as gone.
-                let _lives = context::keep(context).ok_or(Fault::Failed(CuResult::CONTEXT_IS_DESTROYED))?;
                 let lanes = within_kept(driver, handle, || Lanes::make(driver)).map_err(fault)?;
                 Ready { owner, gpu, context, handle, lanes, digester: None }
             }
@@ -231,11 +229,13 @@ fn ready(owner: u64, gpu: u32) -> Option<Ready> {
     READY.lock().iter().find(|ready| (ready.owner, ready.gpu) == (owner, gpu)).copied()
 }
 
-/// The context with this id, or another one on this GPU where that is gone, as for blocks that outlive their context.
-pub fn context_for(owner: u64, gpu: u32) -> Option<(u64, cuda::Context)> {
+/// The context with this id, kept alive, or another one on this GPU where that is gone, as for blocks that outlive their context, or may be
+/// ending in some thread's call, which nobody waits for here: that call may wait for who copies.
+pub fn context_for(owner: u64, gpu: u32) -> Option<(u64, cuda::Context, Lease)> {
     let own = context::owner(owner).map(|(context, _)| context);
     let others = || context::all().into_iter().filter(|context| context.device == Device::of(gpu));
-    own.into_iter().chain(others()).find_map(|context| Some((context.id, context.live_handle()?)))
+    let kept = |context: context::Context| Some((context.id, context.live_handle()?, context::keep(context.id)?));
+    own.into_iter().chain(others()).find_map(kept)
 }
 
 /// Makes some context of this GPU current for the length of `act`, where nobody sees contexts come and go.

@@ -59,6 +59,13 @@ pub fn forget_given() -> Option<Duration> {
     left
 }
 
+/// Has that end at once for this GPU: whoever was given the rest has no use for it any more.
+pub fn keep_no_longer(ordinal: u32) {
+    if GIVEN.lock().remove(&ordinal).is_some() {
+        heed();
+    }
+}
+
 /// What is wrong with a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ill {

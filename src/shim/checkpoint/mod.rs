@@ -13,10 +13,11 @@ mod shelter;
 
 use crate::backing::open::Opened;
 use crate::backing::{level, terms};
-use crate::gate::{self, Held, Limits};
+use crate::gate::{self, Held};
 use crate::image::{self, Failed, Shuttle};
 use crate::log;
 use crate::suspend::{self, Agreement, Alone};
+use crate::watch::context::Keeping;
 use blocks::Subject;
 use gpupool_config::format_size;
 use gpupool_cuda::Driver;
@@ -67,6 +68,8 @@ const MOST_THREADS: usize = 8;
 /// How long the process's end waits for an image that is given up, and how often it looks: a disk may hang.
 const TO_GIVE_UP: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
+/// For how long a call is waited for, while the program is stopped, that is about to end the last context of a GPU.
+const TO_END: Duration = Duration::from_secs(1);
 /// Why no image was written of a process that ends.
 const ENDS: &str = "the process ends";
 
@@ -262,6 +265,9 @@ fn write(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Written, Done), String> {
     let Prepared { _busy, driver, opened, writer, .. } = prepared;
+    // Its shuttles keep contexts alive, and a call that is to end one of these waits for this thread, which must not wait for it, as whoever asks whether a context has
+    // finished would.
+    let _keeping = Keeping::begin();
     let stop = |held: Held, agreement: &mut dyn Agreement| {
         // It goes on at the end of this.
         stopped(driver, opened, &writer, &held, Some(Shelter::new(opened, driver)), agreement, progress)
@@ -282,6 +288,7 @@ fn write(
 
 fn write_held(prepared: Prepared, held: &Held, progress: &mut dyn FnMut(u64, u64)) -> Result<(Written, Done), String> {
     let Prepared { _busy, driver, opened, writer, .. } = prepared;
+    let _keeping = Keeping::begin();
     // Nobody waits for the end of the stop, so nothing is copied twice.
     let Stop { done, .. } = stopped(driver, opened, &writer, held, None, &mut Alone::default(), progress)?;
     finish(writer, done)
@@ -304,6 +311,34 @@ struct Stop {
     total: u64,
 }
 
+/// What there is, and who copies it. A context may be about to end, and what was allocated in it with it, where no other one is left on its GPU: then what there is
+/// without that is what counts, as it was freed while the program was stopped.
+fn found(driver: &'static Driver, opened: &'static Opened) -> Result<(Subject, BTreeMap<(u32, u64), Shuttle>), String> {
+    let mapped = |result| format!("the driver answered {result} to mapping its memory a second time");
+    let until = Instant::now() + TO_END;
+    loop {
+        let subject = Subject::find(driver, opened).map_err(mapped)?;
+        // Made anew each time: whoever keeps a context alive keeps up the call that is to end it.
+        match shuttles(driver, &subject) {
+            Ok(shuttles) => return Ok((subject, shuttles)),
+            Err(Failed::NoContext { .. }) if Instant::now() < until && !gate::is_ending() => {}
+            Err(failed) => return Err(failed.to_string()),
+        }
+        drop(subject);
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn shuttles(driver: &'static Driver, subject: &Subject) -> Result<BTreeMap<(u32, u64), Shuttle>, Failed> {
+    let mut shuttles = BTreeMap::new();
+    for span in &subject.spans {
+        if let Entry::Vacant(shuttle) = shuttles.entry((span.gpu, span.owner)) {
+            shuttle.insert(Shuttle::new(driver, span.owner, span.gpu)?);
+        }
+    }
+    Ok(shuttles)
+}
+
 /// What is done while the program is stopped: all of its memory is with the store when this returns, or copied to where nobody else writes.
 fn stopped(
     driver: &'static Driver,
@@ -315,18 +350,11 @@ fn stopped(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Stop, String> {
     let begun = Instant::now();
-    let mapped = |result| format!("the driver answered {result} to mapping its memory a second time");
-    let subject = Subject::find(driver, opened).map_err(mapped)?;
+    let (subject, mut shuttles) = found(driver, opened)?;
     let keys = subject.blocks.iter().map(|about| writer.block(about.clone()));
     let keys: Vec<Key> = keys.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
     let total = subject.bytes();
     progress(0, total);
-    let mut shuttles = BTreeMap::new();
-    for span in &subject.spans {
-        if let Entry::Vacant(shuttle) = shuttles.entry((span.gpu, span.owner)) {
-            shuttle.insert(Shuttle::new(driver, span.owner, span.gpu).map_err(|failed| failed.to_string())?);
-        }
-    }
     let (sheltered, rest) = match shelter {
         Some(mut shelter) => {
             let rest = shelter.take_all(&subject.spans, &keys);
@@ -351,8 +379,7 @@ fn stopped(
         return Err("the images of the others are not written".to_owned());
     }
     // The end of the process waits for nobody here, and lets the program go on: then this is not of one moment.
-    held.stop(driver, &Limits::default())
-        .and_then(|closed| closed.still_quiet())
+    held.is_still_quiet(driver)
         .map_err(|disturbed| format!("the program went on before all was copied: {disturbed}"))?;
     let done = Done { left_out: subject.left_out, in_stop, stopped: begun.elapsed(), ..Done::default() };
     Ok(Stop { sheltered, shuttles, done, total })

@@ -142,7 +142,17 @@ impl Drop for Watched {
 ///
 /// Events are made once for each context (`markers.rs`), while no other thread is in a gated call.
 fn watch(driver: &'static Driver, patience: Duration) -> Result<Vec<Watched>, Disturbed> {
+    let (watched, ends) = watch_but_for_ending(driver, patience)?;
+    ends.map_or(Ok(watched), Err)
+}
+
+/// The same without those that a call is about to end, and one of these.
+fn watch_but_for_ending(
+    driver: &'static Driver,
+    patience: Duration,
+) -> Result<(Vec<Watched>, Option<Disturbed>), Disturbed> {
     let mut watched = Vec::new();
+    let mut ends = None;
     for context in context::all() {
         let (gpu, id) = (context.device.ordinal(), context.id);
         let Some(handle) = context.live_handle() else { continue };
@@ -150,7 +160,8 @@ fn watch(driver: &'static Driver, patience: Duration) -> Result<Vec<Watched>, Di
             if context.is_gone() {
                 continue;
             }
-            return Err(Disturbed::Ends { gpu, context: id });
+            ends = Some(Disturbed::Ends { gpu, context: id });
+            continue;
         };
         let marker = match markers::take(id) {
             Some(marker) => marker,
@@ -163,7 +174,7 @@ fn watch(driver: &'static Driver, patience: Duration) -> Result<Vec<Watched>, Di
         };
         watched.push(Watched { marker: Some(marker), handle, gpu, id, _lives: lives });
     }
-    Ok(watched)
+    Ok((watched, ends))
 }
 
 /// Puts each event behind all work of its context; the first context whose event does not come to pass before `until`, or as long as
@@ -304,7 +315,23 @@ impl Held {
     /// The program is stopped as by [`close_unless`], although it waits already: for as long as something moves, so that the end of the process
     /// waits for that. No longer needed is a proof that nobody is inside.
     pub fn stop(&self, driver: &'static Driver, limits: &Limits) -> Result<Closed<'static>, Disturbed> {
-        let watched = watch(driver, limits.wait)?;
+        self.stop_with(driver, limits, watch(driver, limits.wait)?)
+    }
+
+    /// Whether nothing was submitted since it is held. Of contexts that a call is about to end nothing is asked: such a call passes no gate, and submits
+    /// nothing.
+    pub fn is_still_quiet(&self, driver: &'static Driver) -> Result<(), Disturbed> {
+        let limits = Limits::default();
+        let (watched, _) = watch_but_for_ending(driver, limits.wait)?;
+        self.stop_with(driver, &limits, watched)?.still_quiet()
+    }
+
+    fn stop_with(
+        &self,
+        driver: &'static Driver,
+        limits: &Limits,
+        watched: Vec<Watched>,
+    ) -> Result<Closed<'static>, Disturbed> {
         let alone = Alone::begin(driver);
         let moving = self.0.as_ref().and_then(|held| GATE.move_held(held));
         let moving = moving.ok_or(Disturbed::NotHere(Reason::Ending))?;

@@ -101,8 +101,7 @@ impl Crew {
         bytes: u64,
         crews: usize,
     ) -> Result<Self, Failed> {
-        let (context, handle) = mover::context_for(owner, gpu).ok_or(Failed::NoContext { gpu })?;
-        let lives = context::keep(context).ok_or(Failed::NoContext { gpu })?;
+        let (_, handle, lives) = mover::context_for(owner, gpu).ok_or(Failed::NoContext { gpu })?;
         let count = Self::buffers_for(way, bytes, crews);
         let make = || {
             let _relaxed = driver.relax();

@@ -43,7 +43,7 @@ const UNDER_WAY: usize = 2;
 /// Why bytes did not get there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failed {
-    /// No context of this GPU lives in which they could be copied.
+    /// No context of this GPU lives in which they could be copied, or each is about to end.
     NoContext { gpu: u32 },
     /// The driver refused a copy, or what a copy needs.
     Driver { gpu: u32, doing: &'static str, result: CuResult },
@@ -54,7 +54,12 @@ pub enum Failed {
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoContext { gpu } => write!(f, "no context of GPU {gpu} is left to copy its memory in"),
+            Self::NoContext { gpu } => {
+                write!(
+                    f,
+                    "GPU {gpu} has no context that its memory could be copied in, or none that is not about to end"
+                )
+            }
             Self::Driver { gpu, doing, result } => write!(f, "the driver answered {result} to {doing} on GPU {gpu}"),
             Self::Store(error) => error.fmt(f),
         }
@@ -149,6 +154,7 @@ struct Filling {
 /// Takes memory of one GPU's blocks to a store and back.
 pub struct Shuttle {
     driver: &'static Driver,
+    owner: u64,
     gpu: u32,
     context: u64,
     handle: Context,
@@ -170,8 +176,7 @@ impl Shuttle {
 
     /// The same with no more buffers than so many bytes need: pinning takes longer than filling.
     pub fn for_bytes(driver: &'static Driver, owner: u64, gpu: u32, bytes: u64) -> Result<Self, Failed> {
-        let (context, handle) = mover::context_for(owner, gpu).ok_or(Failed::NoContext { gpu })?;
-        let lives = context::keep(context).ok_or(Failed::NoContext { gpu })?;
+        let (context, handle, lives) = mover::context_for(owner, gpu).ok_or(Failed::NoContext { gpu })?;
         let count = std::thread::available_parallelism().map_or(FEWEST, |many| many.get() + UNDER_WAY);
         let needed = usize::try_from(bytes.div_ceil(PART as u64)).unwrap_or(MOST).max(UNDER_WAY);
         let count = count.clamp(FEWEST, MOST).min(needed);
@@ -189,7 +194,7 @@ impl Shuttle {
         };
         let (streams, buffers) = context::within_own(driver, handle, make).unwrap_or(Err(Failed::NoContext { gpu }))?;
         let filling = VecDeque::new();
-        Ok(Self { driver, gpu, context, handle, streams, buffers, filling, begun: 0, _lives: lives })
+        Ok(Self { driver, owner, gpu, context, handle, streams, buffers, filling, begun: 0, _lives: lives })
     }
 
     /// Stores memory as a part of a block, from this offset on. It returns before all of it is copied: [`saved`](Self::saved) waits for that.
@@ -213,7 +218,8 @@ impl Shuttle {
     }
 
     /// The same beside a program that runs, for memory that nobody else uses: each copy passes the gate, so that nothing moves meanwhile, and is over
-    /// before the next one begins. All of it is with the store when this returns. A call that is about to end the context ends this.
+    /// before the next one begins. All of it is with the store when this returns. A call that is about to end the context goes on: the rest is copied in
+    /// another one of this GPU.
     pub fn save_beside(
         &mut self,
         writer: &Writer,
@@ -224,7 +230,8 @@ impl Shuttle {
     ) -> Result<(), Failed> {
         for (done, bytes) in parts(offset, bytes) {
             if context::keep(self.context).is_none() {
-                return Err(Failed::NoContext { gpu: self.gpu });
+                // Nothing is on its way between two parts.
+                *self = Self::new(self.driver, self.owner, self.gpu)?;
             }
             // A disk is waited for outside of the gate.
             let lent = self.buffers.take(bytes);

@@ -66,6 +66,20 @@ fn a_folder_that_others_may_change_is_refused() {
 }
 
 #[test]
+fn a_folder_that_is_named_by_one_in_it_is_that_folder() {
+    let around = tempfile::tempdir().unwrap();
+    let folder = around.path().join("store");
+    fs::create_dir_all(folder.join("inner")).unwrap();
+    fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
+    drop(store(&folder.join("inner/.."), Options::default(), &[memory(Kind::Random, 50_000, 1)]).unwrap());
+    assert!(folder.join("gen-000001").is_dir());
+    assert_eq!(list(&folder.join("inner/..")).unwrap().len(), 1);
+    let gone = folder.join("gone/..");
+    let error = Writer::create(&gone, meta(), Options::default()).err().unwrap();
+    assert_eq!(error.to_string(), format!("{}: it ends in .., and there is no such folder", gone.display()));
+}
+
+#[test]
 fn another_users_folder_is_refused() {
     let around = tempfile::tempdir().unwrap();
     let folder = around.path().join("store");

@@ -806,6 +806,14 @@ impl Model {
         assert!(inner.aliases().iter().all(|bytes| *bytes >= 4 * MIB), "{:?}", inner.aliases());
     }
 
+    /// Neighbours are found by it: those that stand on one chunk go together or not at all.
+    fn assert_order(&self) {
+        let stretches = self.pool.stretches();
+        assert!(stretches.is_sorted_by_key(|(block, _)| block.address), "{stretches:?}");
+        let blocks: Vec<Block> = (0..4).flat_map(|home| self.pool.blocks(home)).collect();
+        assert!(blocks.is_sorted_by_key(|block| (block.home, block.address)), "{blocks:?}");
+    }
+
     /// This block is about to end; whether others have it.
     fn ends(&mut self, block: &Block) -> bool {
         let frames = self.frames_of(block);
@@ -1147,6 +1155,7 @@ fn check(policy: Policy, lenders: Lenders, ops: &[Op]) {
         for block in blocks {
             assert_eq!(model.pool.block_at(block.address), Some(block), "nothing is lost");
         }
+        model.assert_order();
     }
     model.pool.backend().inner().external.clear();
     assert_returns_everything(&model.pool, &model.live);
