@@ -100,6 +100,7 @@ SETS = {
         "probe-room": probes.room,
         "probe-adapters": probes.adapters,
         "probe-digest": probes.digests,
+        "probe-checkpoint": probes.checkpoints,
     },
     "moving": {
         "move-program": moving.program,
