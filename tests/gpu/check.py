@@ -193,30 +193,31 @@ SETS = {
     },
 }
 CHECKS = {name: check for checks in SETS.values() for name, check in checks.items()}
-# Sets that run within 9 minutes each on a machine of two GPUs: all that leaves its GPUs, with the seconds that each check takes by estimate.
+# Sets that run within 9 minutes each on a machine of two GPUs: all that leaves its GPUs. tests/README.md
+# says how long each check takes by estimate.
 SITTINGS = {
-    "suspend15": {
-        "suspend-training": 75,
-        "suspend-training-expandable": 65,
-        "suspend-graph": 85,
-        "suspend-ranks": 60,
-        "suspend-cupy": 95,
-        "suspend-jax": 80,
-        "suspend-idle": 35,
-    },
-    "images15": {
-        "suspend-disk": 130,
-        "checkpoint-training": 60,
-        "checkpoint-large": 110,
-        "checkpoint-large-host": 90,
-        "checkpoint-kinds": 50,
-    },
-    "whole15": {
-        "suspend-process": 50,
-        "checkpoint-process": 50,
-        "probe-checkpoint": 100,
-        "suspend-process-ranks": 60,
-    },
+    "suspend15": [
+        "suspend-training",
+        "suspend-training-expandable",
+        "suspend-graph",
+        "suspend-ranks",
+        "suspend-cupy",
+        "suspend-jax",
+        "suspend-idle",
+    ],
+    "images15": [
+        "suspend-disk",
+        "checkpoint-training",
+        "checkpoint-large",
+        "checkpoint-large-host",
+        "checkpoint-kinds",
+    ],
+    "whole15": [
+        "suspend-process",
+        "checkpoint-process",
+        "probe-checkpoint",
+        "suspend-process-ranks",
+    ],
 }
 # Checks that run side by side. More would contend for the processors.
 WORKERS = 6

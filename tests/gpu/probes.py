@@ -1,4 +1,4 @@
-"""What moving memory under a running program relies on, asked of the driver: the programs tests/programs/probe_*.c, bare."""
+"""What moving memory under a running program relies on, asked of the driver: the programs tests/programs/probe_*.c, bare, and one under the library too."""
 
 import building
 from running import MEASURED, Failed

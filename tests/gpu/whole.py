@@ -71,7 +71,6 @@ def _leaves(lab, name, leave):
                 if _is_suspended(lab, pid):
                     raise Failed(f"refused, and not resumed: {refused}", lines)
                 break
-            made = _steps(steps)
             back, gib = _resumed(lab, pid)
             lines.append(
                 f"{number}. {line}, {took:.2f} s with the command; resume {back:.2f} s, {gib:.1f} GiB; GiB in use by GPU, before, meanwhile, after: "
@@ -80,8 +79,6 @@ def _leaves(lab, name, leave):
             shows = [now - then for now, then in zip(meanwhile, at_first) if now > then + NOTHING]
             if shows:
                 raise Failed(f"the GPUs show {_gib(shows)} GiB of it meanwhile", lines)
-            if made > _steps(steps):
-                raise Failed("its file of steps got shorter", lines)
         _goes_on(child, steps)
         steps.with_name(f"{steps.name}.end").touch()
         done = child.finish(120).succeeded()
