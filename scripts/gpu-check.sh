@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks a built gpupool on this machine's real GPUs and writes a table:
 #   scripts/gpu-check.sh [--only NAMES] [--output FOLDER]
-# NAMES are checks or sets of them: pool, pinned, allocators, probes, moving, suspend, fleet, launchers, checkpoint, look, diagnosis, costs. All of them take about 12 minutes on two
-# GPUs; what 560 seconds (--seconds N) do not suffice for is not run.
+# NAMES are checks or sets of them: pool, pinned, allocators, probes, moving, suspend, fleet, launchers, checkpoint, look, diagnosis, costs, whole. All of them take longer than one
+# run has; suspend15, images15 and whole15 are what leaves GPUs, in sittings of 9 minutes at most on two GPUs. What 560 seconds (--seconds N) do not suffice for is not run.
 # Needs the two files of the build, python3, cc and a driver. What a check needs beyond that (nvcc, CuPy, PyTorch, JAX,
 # Numba, RMM, Ray, Dask-CUDA, a second GPU) and does not find is told as "not run". Packages that are not installed may lie in folders of
 # their own, made by pip install --target: RMM_SITE names RMM's (librmm-cu13, rapids-logger), NUMBA_SITE one with a NumPy that

@@ -31,6 +31,7 @@ import pytorch
 import sanitizer
 import several
 import suspending
+import whole
 import xla
 from running import BelowGoal, Failed, Lab, NotRun
 
@@ -123,11 +124,13 @@ SETS = {
     "suspend": {
         "suspend-rotation": suspending.rotation,
         "suspend-training": suspending.training,
+        "suspend-training-expandable": suspending.training_expandable,
         "suspend-graph": suspending.graph,
         "suspend-ranks": suspending.ranks,
         "suspend-cupy": suspending.cupy,
         "suspend-jax": suspending.jax,
         "suspend-disk": suspending.disk,
+        "suspend-idle": suspending.idle,
         "suspend-large": suspending.large,
     },
     "fleet": {
@@ -148,6 +151,8 @@ SETS = {
     "checkpoint": {
         "checkpoint-training": checkpointing.training,
         "checkpoint-large": checkpointing.large,
+        "checkpoint-large-host": checkpointing.large_host,
+        "checkpoint-kinds": checkpointing.kinds,
     },
     "look": {
         "look-program": look.program,
@@ -179,8 +184,41 @@ SETS = {
         "cupy-modes": costs.cupy_modes,
         "jax-modes": costs.jax_modes,
     },
+    # Last of all: what the driver loses may wait for it for ever, and hold its GPU as long.
+    "whole": {
+        "suspend-process": whole.suspended,
+        "checkpoint-process": whole.imaged,
+        "probe-checkpoint": probes.checkpoints,
+        "suspend-process-ranks": whole.ranks,
+    },
 }
 CHECKS = {name: check for checks in SETS.values() for name, check in checks.items()}
+# Sets that run within 9 minutes each on a machine of two GPUs: all that leaves its GPUs. tests/README.md
+# says how long each check takes by estimate.
+SITTINGS = {
+    "suspend15": [
+        "suspend-training",
+        "suspend-training-expandable",
+        "suspend-graph",
+        "suspend-ranks",
+        "suspend-cupy",
+        "suspend-jax",
+        "suspend-idle",
+    ],
+    "images15": [
+        "suspend-disk",
+        "checkpoint-training",
+        "checkpoint-large",
+        "checkpoint-large-host",
+        "checkpoint-kinds",
+    ],
+    "whole15": [
+        "suspend-process",
+        "checkpoint-process",
+        "probe-checkpoint",
+        "suspend-process-ranks",
+    ],
+}
 # Checks that run side by side. More would contend for the processors.
 WORKERS = 6
 
@@ -209,10 +247,10 @@ class Table:
 
 
 def chosen(text):
-    names = [name for word in text.split(",") for name in SETS.get(word, [word])]
+    names = [name for word in text.split(",") for name in {**SETS, **SITTINGS}.get(word, [word])]
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
-        sets = ", ".join(f"{name} ({', '.join(checks)})" for name, checks in SETS.items())
+        sets = ", ".join(f"{name} ({', '.join(checks)})" for name, checks in {**SETS, **SITTINGS}.items())
         raise argparse.ArgumentTypeError(f"no check or set is called {', '.join(unknown)}; there are {sets}")
     # In the table's order, whatever order they were written in.
     return [name for name in CHECKS if name in names]
@@ -220,7 +258,7 @@ def chosen(text):
 
 def arguments():
     parser = argparse.ArgumentParser(prog="scripts/gpu-check.sh", description="Checks gpupool on this machine's GPUs.")
-    help_only = f"checks or sets of them, with commas: {', '.join(SETS)}; {', '.join(CHECKS)}"
+    help_only = f"checks or sets of them, with commas: {', '.join([*SETS, *SITTINGS])}; {', '.join(CHECKS)}"
     parser.add_argument("--only", type=chosen, default=list(CHECKS), metavar="NAMES", help=help_only)
     output = pathlib.Path(os.environ.get("OUT") or ".")
     help_output = "for gpu-check.md, gpu-check.log and what checks leave behind [default: $OUT, else the current folder]"

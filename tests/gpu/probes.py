@@ -1,4 +1,4 @@
-"""What moving memory under a running program relies on, asked of the driver: the programs tests/programs/probe_*.c, bare."""
+"""What moving memory under a running program relies on, asked of the driver: the programs tests/programs/probe_*.c, bare, and one under the library too."""
 
 import building
 from running import MEASURED, Failed
@@ -6,12 +6,15 @@ from running import MEASURED, Failed
 STANDS, FALLS = "every rule stands", "  FALLS: "
 
 
-def _probe(lab, name, *runs, timeout=95):
-    """Runs a probe with each of these words. Its lines, with what it measured, go below the table."""
+def _probe(lab, name, *runs, timeout=95, is_shown_under=False):
+    """Runs a probe with each of these words. Its lines, with what it measured, go below the table. What it says under the library is shown
+    where that is another question."""
     program = building.program(lab, name)
     lines, fallen, answers, unasked = [], [], 0, 0
-    for words in runs or [""]:
-        finished = lab.bare([program, *words.split()], timeout)
+    ways = [(lab.bare, words) for words in runs or [""]] + [(lab.shim, words) for words in runs or [""] if is_shown_under]
+    for way, words in ways:
+        finished = way([program, *words.split()], timeout)
+        lines += ["under gpupool:"] * (way == lab.shim)
         told = finished.stdout.splitlines()
         lines += [line.removeprefix(MEASURED) for line in told]
         fallen += [line.removeprefix(FALLS) for line in told if line.startswith(FALLS)]
@@ -83,3 +86,9 @@ def events(lab):
 def digests(lab):
     """The library's own kernel: translating and loading it, what it takes, and whether it sees every change."""
     return _probe(lab, "probe_digest", str(building.TESTS.parent / "src" / "cuda" / "digest.ptx"))
+
+
+def checkpoints(lab):
+    """P10: what the driver's own checkpoint takes off the GPUs, brings back and loses, as RESULTS.md has it; and what it makes of the same
+    programs where their memory is the pool's, which nothing relies on."""
+    return _probe(lab, "probe_checkpoint", timeout=175, is_shown_under=True)

@@ -170,6 +170,10 @@ class Lab:
         for child in list(self._children):
             child.kill()
 
+    def forget(self, child):
+        """Of one that was killed and may never end: nobody reads what it says."""
+        self._children.discard(child)
+
 
 class Running:
     """A child in a process group of its own, so that all it started ends with it."""
