@@ -361,13 +361,12 @@ fn next(row: &Listed, socket: &Socket, silence: Duration) -> Result<Reply, Strin
             Err(failure) => return Err(format!("the connection to it broke: {failure}")),
         };
         if received == 0 {
-            // Whoever closes what it did not open, as before it starts another program, may have closed the connection too.
-            let lives = stat(row.told.process.identity.pid)
-                .is_some_and(|stat| stat.started == row.told.process.identity.started && stat.state != b'Z');
-            let what = if lives {
-                "it closed the connection before it had answered: the program closes descriptors that it did not open, or this user may not ask it; ask again"
-            } else {
+            let identity = row.told.process.identity;
+            // Of a process that ends its descriptors go once none of its threads does anything any more.
+            let what = if identity.life().is_over() || is_all_ending(identity.pid) {
                 "it ended before it had answered"
+            } else {
+                "it closed the connection before it had answered: its program closes descriptors that it did not open, or this user may not ask it; ask again"
             };
             return Err(what.to_owned());
         }
