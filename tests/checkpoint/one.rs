@@ -1,11 +1,11 @@
 //! Images of one program: of one moment, whatever it does meanwhile and whoever fails.
 
 use super::{
-    MIB, agrees, begin_image, blocks_of, checkpointed, data, ends_well, generations, image, image_under_way, refused,
-    store, stored, told, unfinished, verifies,
+    MIB, agrees, begin_image, blocks_of, checkpointed, data, ends_well, generations, image, image_under_way,
+    make_newer, refused, store, stored, told, unfinished, verifies, writers,
 };
 use gpupool_store::{Reader, Which};
-use harness::{Run, Running, at_work, eventually, goes_on, page_of};
+use harness::{Run, Running, at_work, eventually, goes_on, held_writers, page_of};
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -377,7 +377,7 @@ fn peers_that_are_nearly_full_have_what_has_room_there_and_the_host_the_rest() {
     for _ in 0..3 {
         let told = image(&program, &folder, "--keep 2");
         let [on_gpus, to_host, in_stop] = copied(&told);
-        assert!(on_gpus > 0 && to_host >= 128 && in_stop == 0, "{told}");
+        assert!(on_gpus >= 32 && to_host >= 128 && in_stop == 0, "{told}");
         agrees(&mut program, &folder, 2);
         for (block, seed) in blocks.iter().zip([5000, 105_000]) {
             let words = stored(&folder, *block, 160 << 20);
@@ -421,6 +421,68 @@ fn a_program_that_never_comes_to_rest_and_one_that_is_suspended_have_no_image_an
     goes_on(&mut program);
     image(&program, &folder, "");
     agrees(&mut program, &folder, 1);
+    ends_well(program);
+}
+
+/// As where a volume is taken away, or somebody clears it up.
+#[test]
+fn a_folder_that_vanishes_while_an_image_is_written_costs_that_image_and_nothing_else() {
+    for is_removed in [false, true] {
+        let (around, folder) = store();
+        let mut program = checkpointed("2x1GiB").start(None);
+        blocks_of(&mut program, &[200 << 10], 5000);
+        at_work(&mut program, 2);
+        let told = std::thread::scope(|scope| {
+            let asking = &program;
+            let asked = scope.spawn(|| told(asking, &folder, ""));
+            let writers = eventually("an image in the middle of being written", || {
+                unfinished(&folder).and_then(|_| held_writers(&program, writers()))
+            });
+            // Nothing of a block that large is whole while nobody writes.
+            if is_removed {
+                std::fs::remove_dir_all(&folder).unwrap();
+            } else {
+                std::fs::rename(&folder, around.path().join("elsewhere")).unwrap();
+            }
+            drop(writers);
+            asked.join().unwrap()
+        });
+        let why = told["error"].as_str().unwrap_or_else(|| panic!("{is_removed}: {told}"));
+        assert!(why.contains(&*folder.to_string_lossy()) && why.lines().count() == 1, "{why}");
+        for _ in 0..3 {
+            goes_on(&mut program);
+        }
+        let another = around.path().join("another");
+        image(&program, &another, "");
+        agrees(&mut program, &another, 2);
+        verifies(&another);
+        // And to the same name again.
+        image(&program, &folder, "");
+        agrees(&mut program, &folder, 2);
+        ends_well(program);
+    }
+}
+
+/// The images of a gpupool that is not there any more, after somebody went back to this one.
+#[test]
+fn what_a_newer_gpupool_wrote_stays_and_is_told_of() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 4096 0 5000");
+    image(&program, &folder, "");
+    let written = make_newer(&folder, 1);
+    at_work(&mut program, 2);
+    for generation in 2..=3 {
+        let told = image(&program, &folder, "--keep 1");
+        assert_eq!(told["generation"], generation);
+        agrees(&mut program, &folder, 2);
+    }
+    assert_eq!(generations(&folder), [3, 1], "one of ours, and what is not ours to remove");
+    assert_eq!(std::fs::read_to_string(folder.join("gen-000001/manifest")).unwrap(), written);
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let said = "older generations could not be removed: ";
+    let line = log.lines().find(|line| line.contains(said)).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("its format is version 99") && line.contains("use the gpupool that wrote it"), "{line}");
     ends_well(program);
 }
 
@@ -590,8 +652,9 @@ fn each_call_fails(run: Run, to: &str) {
     let mut program = run.start(None);
     let block: u64 = program.ask("block 10240 5000").parse().unwrap();
     let small: u64 = program.ask("block 40 7000").parse().unwrap();
+    let own: u64 = program.ask("own 4096 9000").parse().unwrap();
     let first = image(&program, &folder, "--keep 2");
-    assert_eq!(first[to], first["bytes"], "{first}");
+    assert!(first[to].as_u64() >= Some(10 * MIB) && first["in_stop_bytes"] == 0, "{first}");
     let (mut made, mut failed) = (0, Vec::new());
     for number in 1.. {
         let code = [999, 2, 801][number % 3];
@@ -603,7 +666,7 @@ fn each_call_fails(run: Run, to: &str) {
             None => made += 1,
             Some(why) => failed.push(why.as_str().unwrap().to_owned()),
         }
-        for (address, bytes, seed) in [(block, 10240 << 10, 5000), (small, 40 << 10, 7000)] {
+        for (address, bytes, seed) in [(block, 10240 << 10, 5000), (small, 40 << 10, 7000), (own, 4 << 20, 9000)] {
             let words = stored(&folder, address, bytes);
             assert!(words.iter().zip(seed..).all(|(word, wanted)| *word == wanted), "{number}: {told}");
         }
@@ -616,6 +679,7 @@ fn each_call_fails(run: Run, to: &str) {
     assert!(failed.len() > 3 && made > 3, "{made} images, and {failed:?}");
     assert!(failed.iter().any(|why| why.contains("the driver answered")), "{failed:?}");
     assert_eq!(program.ask(&format!("look {block} 10240")), "5000 0");
+    assert_eq!(program.ask(&format!("look {own} 4096")), "9000 0");
     at_work(&mut program, 2);
     image(&program, &folder, "--keep 2");
     agrees(&mut program, &folder, 2);
