@@ -2,7 +2,7 @@
 
 use super::{MIB, blocks_of, checkpointed, ends_well, image, image_under_way, make_newer, store, verifies};
 use harness::{Run, eventually};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A program with memory that has names, and an image of it.
@@ -87,6 +87,54 @@ fn the_command_has_what_has_names_come_back_or_all_of_it_in_its_order() {
     command.args(["run", "--restore", "ordered", "--", "sh", "-c", "cd / && echo $GPUPOOL_RESTORE"]);
     let said = command.current_dir(around.path()).env_remove("LD_PRELOAD").output().unwrap();
     assert_eq!(String::from_utf8(said.stdout).unwrap(), format!("{}\n", ordered.display()));
+}
+
+/// The package as it is installed: its version is written where it is built.
+fn package(around: &Path) -> PathBuf {
+    let package = around.join("packages/gpupool");
+    std::fs::create_dir_all(&package).unwrap();
+    for entry in std::fs::read_dir(harness::repository().join("src/package/gpupool")).unwrap().flatten() {
+        std::os::unix::fs::symlink(entry.path(), package.join(entry.file_name())).unwrap();
+    }
+    if !package.join("_version.py").exists() {
+        std::fs::write(package.join("_version.py"), "__version__ = \"0\"\n").unwrap();
+    }
+    around.join("packages")
+}
+
+/// The Python package: what it names is in the image by that name, and comes back by it, and in its order.
+#[test]
+fn python_names_memory_and_has_it_come_back() {
+    let (around, folder) = store();
+    let packages = package(around.path());
+    let begin = |first: u32, folder: Option<&Path>, by_order: &str| {
+        let run = Run::client("restored.py").arg(first.to_string()).sim("1x1GiB").report().log().shim();
+        let run = run.env("PYTHONPATH", &packages).env("GPUPOOL_RESTORE_BY_ORDER", by_order);
+        let run = folder.into_iter().fold(run, |run, folder| run.env("GPUPOOL_RESTORE", folder));
+        let mut program = run.start(None);
+        let words = ["name array", "name address", "name other", "take it back", "restore", "words"];
+        let said = words.map(|word| program.ask(word));
+        (program, said)
+    };
+    let (program, said) = begin(5, None, "off");
+    assert_eq!(said, ["None", "None", "None", "None", "0", "[[5], [6], [7]]"]);
+    image(&program, &folder, "");
+    let manifest = gpupool_store::show(&folder, None).unwrap();
+    let mut names: Vec<_> = manifest.blocks.iter().flat_map(|block| &block.about.names).collect();
+    names.sort_by_key(|name| &name.name);
+    let names: Vec<_> = names.iter().map(|named| (named.name.as_str(), named.offset, named.bytes)).collect();
+    assert_eq!(names, [("state", 0, 1 << 20), ("weights", 0, 3 << 20)]);
+    assert!(program.end().0.success());
+
+    let (program, said) = begin(50, Some(&folder), "off");
+    let named = ["None", "None", "NOT_RESTORED", "None", "0", "[[5], [51], [7, 52]]"];
+    assert_eq!(said, named, "what has names, and nothing else");
+    assert!(program.end().0.success());
+    let (program, said) = begin(50, Some(&folder), "on");
+    let [.., bytes, words] = said;
+    assert!(bytes.parse::<u64>().unwrap() >= (3072 + 40 + 2048) << 10, "{bytes}");
+    assert_eq!(words, "[[5], [6], [7]]", "all of it");
+    assert!(program.end().0.success());
 }
 
 #[test]
