@@ -131,6 +131,16 @@ fn unfinished(folder: &Path) -> Option<u64> {
     Some(files.filter_map(|file| file.metadata().ok()).map(|file| file.len()).sum())
 }
 
+/// Has a generation be one that a newer gpupool wrote; its manifest.
+fn make_newer(folder: &Path, generation: u64) -> String {
+    let path = folder.join(format!("gen-{generation:06}/manifest"));
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (_, rest) = text.split_once('\n').unwrap();
+    let text = format!("gpupool-store 99\n{rest}");
+    std::fs::write(&path, &text).unwrap();
+    text
+}
+
 /// Files of the newest generation with memory in them.
 fn data(folder: &Path) -> Vec<PathBuf> {
     let newest = generations(folder).into_iter().max().unwrap();

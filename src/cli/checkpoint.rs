@@ -109,10 +109,18 @@ struct Told {
     damaged_bytes: u64,
     /// Of the program's own memory, and not in the image.
     left_out_bytes: u64,
+    /// What was copied while the program was stopped, so that it need not wait for the disk: to GPUs, and to the host's memory.
+    to_gpus_bytes: u64,
+    to_host_bytes: u64,
     /// What the program waited for the disk for.
     in_stop_bytes: u64,
     stopped_microseconds: u64,
     microseconds: u64,
+    /// Of memory that was written now, by what that takes on the disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compression_ratio: Option<f64>,
+    /// Of memory, in all of the time.
+    bytes_per_second: u64,
     /// With `--process`, of an image that is there.
     #[serde(skip_serializing_if = "Option::is_none")]
     process: Option<Rest>,
@@ -595,7 +603,7 @@ fn told(pid: u32, folder: &Path, reply: Result<Reply, String>) -> Told {
         Ok(Reply::Refused { why }) | Err(why) => (Some(why), Stored::default()),
         Ok(_) => (Some("it answered nothing at the end".to_owned()), Stored::default()),
     };
-    let Stored { stopped_microseconds, microseconds, .. } = stored;
+    let Stored { to_gpus, to_host, stopped_microseconds, microseconds, .. } = stored;
     let Stored { generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, .. } = stored;
     Told {
         pid,
@@ -608,9 +616,13 @@ fn told(pid: u32, folder: &Path, reply: Result<Reply, String>) -> Told {
         unchanged_bytes: unchanged,
         damaged_bytes: damaged,
         left_out_bytes: left_out,
+        to_gpus_bytes: to_gpus,
+        to_host_bytes: to_host,
         in_stop_bytes: in_stop,
         stopped_microseconds,
         microseconds,
+        compression_ratio: control::compression(bytes.saturating_sub(unchanged), fresh),
+        bytes_per_second: control::rate(bytes, microseconds),
         process: None,
     }
 }
@@ -647,6 +659,12 @@ fn print(args: &Args, told: &Told) -> Result<bool, Failure> {
             "; {} that had not changed were damaged in the image before and are written anew (gpupool store verify tells which of the older images \
              are damaged)",
             format_size(told.damaged_bytes)
+        );
+    }
+    if told.to_host_bytes > 0 {
+        line += &format!(
+            "; {} found no room on GPUs and were copied to the host meanwhile",
+            format_size(told.to_host_bytes)
         );
     }
     // With --process all of it is, on purpose.

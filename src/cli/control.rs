@@ -54,9 +54,28 @@ pub struct Told {
     pub bytes: u64,
     /// Bytes that were to, and did not.
     pub stayed_bytes: u64,
+    /// Of those that moved, what is in files now.
+    pub disk_bytes: u64,
+    /// What they take there.
+    pub stored_bytes: u64,
+    /// The former by the latter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compression_ratio: Option<f64>,
     pub microseconds: u64,
     /// Of these, how long its work on the GPUs was waited for.
     pub waited_microseconds: u64,
+    /// Of those that moved, in the time without that wait.
+    pub bytes_per_second: u64,
+}
+
+/// How many bytes of memory a byte on the disk is of, in thousandths; nothing where nothing was written.
+pub fn compression(bytes: u64, stored: u64) -> Option<f64> {
+    (stored > 0).then(|| (bytes as f64 / stored as f64 * 1e3).round() / 1e3)
+}
+
+/// So many bytes in so many microseconds.
+pub fn rate(bytes: u64, microseconds: u64) -> u64 {
+    (bytes as f64 / (microseconds.max(1) as f64 * 1e-6)) as u64
 }
 
 /// The processes with these numbers, each once.
@@ -188,12 +207,33 @@ pub const OTHER_ANSWER: &str = "it answered something else than what it was aske
 
 fn told_by(row: &Listed, answer: Result<Reply, String>) -> Told {
     let pid = row.told.process.identity.pid;
-    let (error, [bytes, stayed_bytes, microseconds, waited_microseconds]) = match answer {
-        Ok(Reply::Done { moved, stayed, microseconds, waited }) => (None, [moved, stayed, microseconds, waited]),
-        Ok(Reply::Refused { why }) | Err(why) => (Some(why), [0; 4]),
-        Ok(_) => (Some(OTHER_ANSWER.to_owned()), [0; 4]),
+    let none = Told {
+        pid,
+        error: None,
+        bytes: 0,
+        stayed_bytes: 0,
+        disk_bytes: 0,
+        stored_bytes: 0,
+        compression_ratio: None,
+        microseconds: 0,
+        waited_microseconds: 0,
+        bytes_per_second: 0,
     };
-    Told { pid, error, bytes, stayed_bytes, microseconds, waited_microseconds }
+    match answer {
+        Ok(Reply::Done { moved, stayed, to_disk, stored, microseconds, waited }) => Told {
+            bytes: moved,
+            stayed_bytes: stayed,
+            disk_bytes: to_disk,
+            stored_bytes: stored,
+            compression_ratio: compression(to_disk, stored),
+            microseconds,
+            waited_microseconds: waited,
+            bytes_per_second: rate(moved, microseconds.saturating_sub(waited)),
+            ..none
+        },
+        Ok(Reply::Refused { why }) | Err(why) => Told { error: Some(why), ..none },
+        Ok(_) => Told { error: Some(OTHER_ANSWER.to_owned()), ..none },
+    }
 }
 
 /// Asks one process, with its progress on a terminal.
@@ -830,7 +870,8 @@ pub fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<bool,
         let text = serde_json::to_string_pretty(all).map_err(|error| Failure::broken(error.to_string()))?;
         stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
     }
-    for Told { pid, error, bytes, stayed_bytes, microseconds, waited_microseconds } in all {
+    for told in all {
+        let Told { pid, error, bytes, stayed_bytes, microseconds, waited_microseconds, .. } = told;
         if let Some(error) = error {
             complain(&format!("process {pid}: {error}"));
             continue;
@@ -842,13 +883,16 @@ pub fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<bool,
         let [seconds, waited] =
             [microseconds.saturating_sub(*waited_microseconds), *waited_microseconds].map(|time| time as f64 * 1e-6);
         let waited = if waited >= 0.01 { format!(", after {waited:.2} s of wait for its work") } else { String::new() };
-        let rate = (*bytes as f64 / seconds.max(1e-6)) as u64;
+        let takes = match told.compression_ratio {
+            Some(ratio) => format!("; {} on the disk, 1/{ratio:.2} of it", format_size(told.stored_bytes)),
+            None => String::new(),
+        };
         let stayed =
             if *stayed_bytes > 0 { format!("; {} {did_not}", format_size(*stayed_bytes)) } else { String::new() };
         stdout::print(&format!(
-            "process {pid}: {} {did} in {seconds:.2} s ({}/s){waited}{stayed}\n",
+            "process {pid}: {} {did} in {seconds:.2} s ({}/s){waited}{takes}{stayed}\n",
             format_size(*bytes),
-            format_size(rate)
+            format_size(told.bytes_per_second)
         ))?;
     }
     Ok(all.iter().all(|told| told.error.is_none()))

@@ -401,6 +401,12 @@ events! {
         damaged: u64,
         /// Bytes of the program's own memory that could not be read, and are not in it.
         left_out: u64,
+        /// Bytes that were copied to GPUs while the program was stopped, so that it need not wait for the disk.
+        #[serde(default)]
+        to_gpus: u64,
+        /// Bytes that were copied to the host's memory, as GPUs had no room.
+        #[serde(default)]
+        to_host: u64,
         /// Bytes for which there was no room elsewhere, so that the program waited for the disk.
         in_stop: u64,
         /// For how long the program was stopped.

@@ -44,6 +44,8 @@ pub struct Pool<B: Backend> {
     pub(crate) home_routes: Vec<Route>,
     /// Those without home.
     away_routes: Vec<Route>,
+    /// The GPUs of these.
+    peer_routes: Vec<Route>,
     pub(crate) registry: Registry,
     pub(crate) front: Front,
     pub(crate) slabs: Slabs,
@@ -67,6 +69,7 @@ impl<B: Backend> Pool<B> {
             routes: Route::all(&config),
             home_routes: Route::all(&config).into_iter().map(Route::home_only).collect(),
             away_routes: Route::all(&config).into_iter().map(Route::away).collect(),
+            peer_routes: Route::all(&config).into_iter().map(Route::away).map(Route::gpus_only).collect(),
             registry: Registry::new(config.bytes / FRAME),
             front: Front::new(&config, Arc::clone(state.runs.sizes()), Arc::clone(state.chunks.places())),
             slabs: Slabs::new(config.bytes / FRAME, config.accounts.specs().len()),
@@ -106,7 +109,27 @@ impl<B: Backend> Pool<B> {
     /// # Errors
     /// See [`Refusal`]. Whatever was begun is undone.
     pub fn allocate_away(&self, request: &Request) -> Result<Allocation, Refusal<B::Error>> {
-        let route = self.away_routes.iter().find(|route| route.ordinal == request.home).ok_or(Refusal::NotOurs)?;
+        self.allocate_elsewhere(request, &self.away_routes)
+    }
+
+    /// The same where home alone is.
+    ///
+    /// # Errors
+    /// See [`Refusal`]. Whatever was begun is undone.
+    pub fn allocate_at_home(&self, request: &Request) -> Result<Allocation, Refusal<B::Error>> {
+        self.allocate_elsewhere(request, &self.home_routes)
+    }
+
+    /// The same where only other GPUs are, and the host is none of them either.
+    ///
+    /// # Errors
+    /// See [`Refusal`]. Whatever was begun is undone.
+    pub fn allocate_on_peers(&self, request: &Request) -> Result<Allocation, Refusal<B::Error>> {
+        self.allocate_elsewhere(request, &self.peer_routes)
+    }
+
+    fn allocate_elsewhere(&self, request: &Request, routes: &[Route]) -> Result<Allocation, Refusal<B::Error>> {
+        let route = routes.iter().find(|route| route.ordinal == request.home).ok_or(Refusal::NotOurs)?;
         self.allocate_on(
             &Request { soft_refusal: false, can_repack: false, can_ask: false, can_widen: false, ..*request },
             route,

@@ -45,6 +45,12 @@ impl Route {
         Self { gpus: self.gpus.saturating_sub(1), has_home: false, ..self }
     }
 
+    /// The GPUs of it.
+    pub fn gpus_only(mut self) -> Self {
+        self.order.truncate(self.gpus);
+        self
+    }
+
     /// A route for every GPU of the pool.
     pub fn all(config: &Config) -> Vec<Route> {
         let places: Vec<Place> = config.accounts.specs().iter().map(|spec| spec.place).collect();

@@ -65,7 +65,11 @@ impl Reader {
     /// # Errors
     /// There is none, its manifest or the length of a file is not what it was, or it was written by a newer gpupool.
     pub fn open(folder: &Path, which: Which, threads: usize) -> Result<Self> {
-        let store = Store::open(folder, false, &Disk::default())?;
+        Self::open_on(folder, which, threads, &Disk::default())
+    }
+
+    pub(crate) fn open_on(folder: &Path, which: Which, threads: usize, disk: &Disk) -> Result<Self> {
+        let store = Store::open(folder, false, disk)?;
         let threads = if threads > 0 { threads } else { crate::processors().min(16) };
         let generation = match which {
             Which::Number(generation) => return Self::of(&store, generation, threads),

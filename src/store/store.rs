@@ -280,16 +280,21 @@ impl Store {
     }
 
     /// Removes all but the newest `keep` that are whole. Only for who has the lock.
+    ///
+    /// # Errors
+    /// One cannot be removed, or is of a newer gpupool, which alone knows what is in it: the others are removed all the same then.
     pub fn keep(&self, keep: usize) -> Result<()> {
         let mut whole = 0;
+        let mut newer = None;
         for generation in self.generations()? {
-            if whole >= keep {
-                self.remove(generation)?;
-            } else if self.manifest(generation).is_ok() {
-                whole += 1;
+            match self.manifest(generation) {
+                Err(error @ Error::Newer { .. }) => newer = newer.or((whole >= keep).then_some(error)),
+                _ if whole >= keep => self.remove(generation)?,
+                Ok(_) => whole += 1,
+                Err(_) => {}
             }
         }
-        Ok(())
+        newer.map_or(Ok(()), Err)
     }
 
     /// Whether `needed` bytes fit.

@@ -192,6 +192,101 @@ fn each_fails(is_one: bool, reuse: bool, errno: Errno) {
     }
 }
 
+/// Whatever cannot be looked at is an error that names the place, and never other bytes; once it can be again, all of it is there.
+#[test]
+fn whatever_cannot_be_read_is_an_error_and_never_wrong_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    [0, 10].into_iter().for_each(|seed| write(folder.path(), seed, &Disk::default(), false).unwrap());
+    let mut seen = Vec::new();
+    for is_one in [true, false] {
+        for failing in 0.. {
+            let count = Arc::new(AtomicUsize::new(0));
+            let counts = Arc::clone(&count);
+            let disk = Disk::default().with_unread(move |_| {
+                let number = counts.fetch_add(1, Ordering::Relaxed);
+                if number == failing || number > failing && !is_one { Err(Errno::IO) } else { Ok(()) }
+            });
+            let mut errors = Vec::new();
+            match Reader::open_on(folder.path(), Which::Newest, 2, &disk) {
+                Ok(reader) => {
+                    // What cannot be read of the newest one is told, and the one before it is whole.
+                    let seed = if reader.manifest().generation == 2 { 10 } else { 0 };
+                    assert_eq!(reader.skipped().len(), usize::from(seed == 0), "{failing}: {:?}", reader.skipped());
+                    errors.extend(reader.skipped().iter().cloned());
+                    for id in 0..3 {
+                        let wanted = memory(seed + id as u8);
+                        let mut bytes = vec![0; wanted.len()];
+                        let read: [&dyn Fn(&mut [u8]) -> Result<()>; 2] =
+                            [&|bytes| reader.read_into(id, 0, bytes), &|bytes| reader.read_here(id, 0, bytes)];
+                        for read in read {
+                            match read(&mut bytes) {
+                                Ok(()) => assert!(bytes == wanted, "{failing}: other bytes"),
+                                Err(error) => errors.push(error),
+                            }
+                        }
+                    }
+                    let (wrong, _) = reader.verify();
+                    errors.extend(wrong);
+                }
+                Err(error) => errors.push(error),
+            }
+            assert_eq!(errors.is_empty(), count.load(Ordering::Relaxed) <= failing, "{failing}: {errors:?}");
+            for error in &errors {
+                let said = error.to_string();
+                assert!(said.starts_with(folder.path().to_str().unwrap()), "{failing}: {said}");
+                assert!(said.ends_with("Input/output error (os error 5)"), "{failing}: {said}");
+                seen.push(said);
+            }
+            if errors.is_empty() {
+                break;
+            }
+        }
+    }
+    for what in [
+        "cannot list",
+        "manifest: cannot open",
+        "manifest: cannot read",
+        "data-00: cannot open",
+        "data-00: cannot read",
+    ] {
+        assert!(seen.iter().any(|said| said.contains(what)), "nothing {what}: {seen:#?}");
+    }
+    assert!(is_of(folder.path(), 10));
+}
+
+/// What an image would have in common with the one before it is written anew where that one cannot be read.
+#[test]
+fn whatever_cannot_be_read_of_the_image_before_the_new_one_is_right_or_none() {
+    let mut done = 0;
+    for failing in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        [9, 10].into_iter().for_each(|seed| write(folder.path(), seed, &Disk::default(), true).unwrap());
+        let count = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&count);
+        let disk = Disk::default().with_unread(move |_| {
+            if counts.fetch_add(1, Ordering::Relaxed) == failing { Err(Errno::IO) } else { Ok(()) }
+        });
+        match write(folder.path(), 11, &disk, true) {
+            Ok(()) => {
+                done += 1;
+                assert!(is_of(folder.path(), 11), "{failing}");
+            }
+            Err(error) => {
+                is_told(&error, folder.path(), Errno::IO);
+                assert!(is_of(folder.path(), 10) || is_of(folder.path(), 11), "{failing}: {error}");
+            }
+        }
+        let all = verify(folder.path(), None, 1).unwrap();
+        assert!(all.iter().all(|one| one.wrong.is_empty()), "{failing}: {all:?}");
+        write(folder.path(), 12, &Disk::default(), true).unwrap();
+        assert!(is_of(folder.path(), 12), "{failing}");
+        if count.load(Ordering::Relaxed) <= failing {
+            assert!(failing > 5 && done > 1, "{failing} looks, {done} images");
+            break;
+        }
+    }
+}
+
 #[test]
 fn one_fault_among_many_threads_ends_all_of_them() {
     for failing in 3..9 {

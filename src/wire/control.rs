@@ -176,8 +176,9 @@ pub struct Stayed {
 pub enum Reply {
     /// So many bytes of so many have moved.
     Progress { done: u64, total: u64 },
-    /// It is done; `waited`: microseconds of that in which the program's work was waited for.
-    Done { moved: u64, stayed: u64, microseconds: u64, waited: u64 },
+    /// It is done. `to_disk`: of what moved, what is in files now, and `stored`, how long these are. `waited`: microseconds of that in which the program's work was
+    /// waited for.
+    Done { moved: u64, stayed: u64, to_disk: u64, stored: u64, microseconds: u64, waited: u64 },
     /// An image is whole.
     Stored(Stored),
     /// It was not done, and nothing has changed.
@@ -235,6 +236,10 @@ pub struct Stored {
     pub damaged: u64,
     /// Bytes of the program's own memory that are not in it.
     pub left_out: u64,
+    /// Bytes that were copied to GPUs while it was stopped.
+    pub to_gpus: u64,
+    /// Bytes that were copied to the host's memory then.
+    pub to_host: u64,
     /// Bytes that the program waited for the disk for.
     pub in_stop: u64,
     /// For how long it was stopped.
@@ -245,7 +250,7 @@ pub struct Stored {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct StoredBytes([U64; 10]);
+struct StoredBytes([U64; 12]);
 
 /// A path is behind it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -304,6 +309,8 @@ struct AnswerBytes {
     refused: U32,
     moved: U64,
     stayed: U64,
+    to_disk: U64,
+    stored: U64,
     microseconds: U64,
     waited: U64,
 }
@@ -405,11 +412,13 @@ impl Reply {
 
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let answer = |refused: u32, [moved, stayed, microseconds, waited]: [u64; 4], text: &[u8]| {
+        let answer = |refused: u32, [moved, stayed, to_disk, stored, microseconds, waited]: [u64; 6], text: &[u8]| {
             let bytes = AnswerBytes {
                 refused: refused.into(),
                 moved: moved.into(),
                 stayed: stayed.into(),
+                to_disk: to_disk.into(),
+                stored: stored.into(),
                 microseconds: microseconds.into(),
                 waited: waited.into(),
             };
@@ -420,17 +429,29 @@ impl Reply {
                 let bytes = ProgressBytes { done: (*done).into(), total: (*total).into() };
                 message::encode(PROGRESS, bytes.as_bytes())
             }
-            Self::Done { moved, stayed, microseconds, waited } => {
-                answer(0, [*moved, *stayed, *microseconds, *waited], &[])
+            Self::Done { moved, stayed, to_disk, stored, microseconds, waited } => {
+                answer(0, [*moved, *stayed, *to_disk, *stored, *microseconds, *waited], &[])
             }
             Self::Stored(image) => {
-                let Stored { generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, .. } = *image;
-                let Stored { stopped_microseconds: stopped, microseconds, .. } = *image;
-                let numbers =
-                    [generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, stopped, microseconds];
+                let Stored { generation, bytes, stored, fresh, unchanged, damaged, left_out, .. } = *image;
+                let Stored { to_gpus, to_host, in_stop, stopped_microseconds: stopped, microseconds, .. } = *image;
+                let numbers = [
+                    generation,
+                    bytes,
+                    stored,
+                    fresh,
+                    unchanged,
+                    damaged,
+                    left_out,
+                    to_gpus,
+                    to_host,
+                    in_stop,
+                    stopped,
+                    microseconds,
+                ];
                 message::encode(STORED, StoredBytes(numbers.map(U64::from)).as_bytes())
             }
-            Self::Refused { why } => answer(1, [0; 4], cut(why)),
+            Self::Refused { why } => answer(1, [0; 6], cut(why)),
             Self::Quiet => message::encode(QUIET, &[]),
             Self::Busy { why } => message::encode(BUSY, cut(why)),
             Self::Changed(all) => {
@@ -480,10 +501,20 @@ impl Reply {
             }
             (STORED, body) => {
                 let StoredBytes(numbers) = StoredBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
-                let numbers = numbers.map(U64::get);
-                let [generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, stopped, microseconds] =
-                    numbers;
-                let stopped_microseconds = stopped;
+                let [
+                    generation,
+                    bytes,
+                    stored,
+                    fresh,
+                    unchanged,
+                    damaged,
+                    left_out,
+                    to_gpus,
+                    to_host,
+                    in_stop,
+                    stopped_microseconds,
+                    microseconds,
+                ] = numbers.map(U64::get);
                 Ok(Self::Stored(Stored {
                     generation,
                     bytes,
@@ -492,6 +523,8 @@ impl Reply {
                     unchanged,
                     damaged,
                     left_out,
+                    to_gpus,
+                    to_host,
                     in_stop,
                     stopped_microseconds,
                     microseconds,
@@ -499,12 +532,13 @@ impl Reply {
             }
             (ANSWER, body) => {
                 let (answer, text) = AnswerBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
-                let numbers = [answer.moved, answer.stayed, answer.microseconds, answer.waited].map(U64::get);
+                let AnswerBytes { moved, stayed, to_disk, stored, microseconds, waited, .. } = answer;
+                let numbers = [moved, stayed, to_disk, stored, microseconds, waited].map(U64::get);
                 match (answer.refused.get(), text, numbers) {
-                    (0, [], [moved, stayed, microseconds, waited]) => {
-                        Ok(Self::Done { moved, stayed, microseconds, waited })
+                    (0, [], [moved, stayed, to_disk, stored, microseconds, waited]) => {
+                        Ok(Self::Done { moved, stayed, to_disk, stored, microseconds, waited })
                     }
-                    (1, text, [0, 0, 0, 0]) => Ok(Self::Refused { why: words(text)? }),
+                    (1, text, [0, 0, 0, 0, 0, 0]) => Ok(Self::Refused { why: words(text)? }),
                     _ => Err(Unread::Nonsense),
                 }
             }
@@ -580,7 +614,7 @@ mod tests {
                 prop_assert!(bytes.len() < ROOM);
                 prop_assert_eq!(Request::decode(&bytes), Ok(request));
             }
-            let done = Reply::Done { moved, stayed, microseconds: patience, waited: moved };
+            let done = Reply::Done { moved, stayed, to_disk: stayed, stored: patience, microseconds: patience, waited: moved };
             let stored = Reply::Stored(Stored { generation: moved, bytes: stayed, left_out: patience, ..Stored::default() });
             let changed = Reply::Changed(texts.chunks_exact(4).map(Change::of).collect());
             let rows = texts.into_iter().map(|what| Stayed { bytes: stayed, what }).collect();

@@ -1,11 +1,11 @@
 //! Images of one program: of one moment, whatever it does meanwhile and whoever fails.
 
 use super::{
-    MIB, agrees, begin_image, blocks_of, checkpointed, data, ends_well, generations, image, image_under_way, refused,
-    store, stored, told, unfinished, verifies,
+    MIB, agrees, begin_image, blocks_of, checkpointed, data, ends_well, generations, image, image_under_way,
+    make_newer, refused, store, stored, told, unfinished, verifies, writers,
 };
 use gpupool_store::{Reader, Which};
-use harness::{Run, Running, at_work, eventually, goes_on};
+use harness::{Run, Running, at_work, eventually, goes_on, held_writers, page_of};
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn an_image_of_a_program_at_work_is_of_one_moment() {
         assert_eq!(told["generation"], generation);
         let least = u64::from(THREADS) * 5 * MIB;
         assert!(told["bytes"].as_u64() >= Some(least) && told["left_out_bytes"] == 0, "{told}");
-        assert_eq!(told["in_stop_bytes"], 0, "there is room for all of it: {told}");
+        assert_eq!(copied(&told)[1..], [0, 0], "there is room for all of it: {told}");
         agrees(&mut program, &folder, THREADS);
         goes_on(&mut program);
     }
@@ -321,6 +321,93 @@ fn with_every_the_end_of_the_program_is_a_success_once_there_is_an_image() {
     assert!(refused.status.code() == Some(2) && said.contains("a time of more than nothing"), "{said}");
 }
 
+/// What an image says of where memory was copied to in its stop, in MiB: to GPUs, to the host, and to the disk.
+#[track_caller]
+fn copied(told: &Value) -> [u64; 3] {
+    let copied = ["to_gpus_bytes", "to_host_bytes", "in_stop_bytes"].map(|place| told[place].as_u64().unwrap());
+    assert_eq!(told["bytes"].as_u64(), Some(copied.iter().sum()), "{told}");
+    copied.map(|bytes| bytes / MIB)
+}
+
+/// Bytes on the host, as everybody is told.
+fn on_host(program: &Running) -> u64 {
+    let page = page_of(&program.session(), program.pid());
+    page.map_or(0, |page| page.levels.places.rows.iter().filter(|place| place.on_host).map(|place| place.held).sum())
+}
+
+#[test]
+fn where_gpus_have_no_room_a_copy_waits_in_the_host_s_memory_and_the_program_writes_on() {
+    const KIB: u64 = 160 << 10;
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x256MiB").start(None);
+    let blocks = blocks_of(&mut program, &[KIB], 5000);
+    at_work(&mut program, 2);
+    let is_stored = |folder: &Path| {
+        let words = stored(folder, blocks[0], (KIB << 10) as usize);
+        words.iter().zip(5000..).all(|(word, expected)| *word == expected)
+    };
+    let told = image(&program, &folder, "");
+    let [on_gpus, to_host, in_stop] = copied(&told);
+    // What the program made itself is copied for itself, and little.
+    assert!(on_gpus < 16 && to_host >= 160 && in_stop == 0, "{told}");
+    agrees(&mut program, &folder, 2);
+    assert!(is_stored(&folder));
+    // Nothing of it is on the disk yet, and the program works.
+    let (mut command, writers) = image_under_way(&program, &folder);
+    eventually("the copy", || (on_host(&program) >= 160 * MIB).then_some(()));
+    for _ in 0..3 {
+        goes_on(&mut program);
+    }
+    drop(writers);
+    assert!(command.wait().unwrap().success());
+    agrees(&mut program, &folder, 2);
+    assert!(is_stored(&folder));
+    verifies(&folder);
+    eventually("the end of the copy", || (on_host(&program) == 0).then_some(()));
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let event = log.lines().find(|line| line.contains("\"program.checkpoint\"")).unwrap();
+    let event: Value = serde_json::from_str(event).unwrap();
+    assert_eq!([&event["to_host"], &event["to_gpus"]], [&told["to_host_bytes"], &told["to_gpus_bytes"]], "{event}");
+    ends_well(program);
+}
+
+#[test]
+fn what_a_copy_takes_of_the_host_is_below_its_limit_and_the_rest_goes_to_the_disk() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x256MiB").env("GPUPOOL_HOST_LIMIT", "64MiB").start(None);
+    let block = blocks_of(&mut program, &[160 << 10], 5000)[0];
+    at_work(&mut program, 2);
+    let told = image(&program, &folder, "");
+    let [on_gpus, to_host, in_stop] = copied(&told);
+    assert!(on_gpus < 16 && (40..=64).contains(&to_host) && in_stop >= 96, "{told}");
+    agrees(&mut program, &folder, 2);
+    assert!(stored(&folder, block, 160 << 20).iter().zip(5000..).all(|(word, expected)| *word == expected));
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn peers_that_are_nearly_full_have_what_has_room_there_and_the_host_the_rest() {
+    const SIZES: [u64; 2] = [160 << 10, 160 << 10];
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x256MiB").start(None);
+    // First, as small blocks are the driver's where a GPU has no room for what they share.
+    at_work(&mut program, 2);
+    let blocks = blocks_of(&mut program, &SIZES, 5000);
+    for _ in 0..3 {
+        let told = image(&program, &folder, "--keep 2");
+        let [on_gpus, to_host, in_stop] = copied(&told);
+        assert!(on_gpus >= 32 && to_host >= 128 && in_stop == 0, "{told}");
+        agrees(&mut program, &folder, 2);
+        for (block, seed) in blocks.iter().zip([5000, 105_000]) {
+            let words = stored(&folder, *block, 160 << 20);
+            assert!(words.iter().zip(seed..).all(|(word, expected)| *word == expected));
+        }
+        goes_on(&mut program);
+    }
+    ends_well(program);
+}
+
 #[test]
 fn where_there_is_no_room_beside_it_the_program_waits_for_the_disk() {
     let (_around, folder) = store();
@@ -328,7 +415,8 @@ fn where_there_is_no_room_beside_it_the_program_waits_for_the_disk() {
     let block: u64 = program.ask("allocate 160").parse().unwrap();
     at_work(&mut program, 2);
     let told = image(&program, &folder, "");
-    assert!(told["in_stop_bytes"].as_u64() >= Some(64 * MIB), "{told}");
+    let [on_gpus, to_host, in_stop] = copied(&told);
+    assert!(on_gpus < 16 && to_host == 0 && in_stop >= 160, "{told}");
     agrees(&mut program, &folder, 2);
     assert!(stored(&folder, block, 160 << 20).iter().all(|word| *word == 7));
     goes_on(&mut program);
@@ -356,6 +444,68 @@ fn a_program_that_never_comes_to_rest_and_one_that_is_suspended_have_no_image_an
     ends_well(program);
 }
 
+/// As where a volume is taken away, or somebody clears it up.
+#[test]
+fn a_folder_that_vanishes_while_an_image_is_written_costs_that_image_and_nothing_else() {
+    for is_removed in [false, true] {
+        let (around, folder) = store();
+        let mut program = checkpointed("2x1GiB").start(None);
+        blocks_of(&mut program, &[200 << 10], 5000);
+        at_work(&mut program, 2);
+        let told = std::thread::scope(|scope| {
+            let asking = &program;
+            let asked = scope.spawn(|| told(asking, &folder, ""));
+            let writers = eventually("an image in the middle of being written", || {
+                unfinished(&folder).and_then(|_| held_writers(&program, writers()))
+            });
+            // Nothing of a block that large is whole while nobody writes.
+            if is_removed {
+                std::fs::remove_dir_all(&folder).unwrap();
+            } else {
+                std::fs::rename(&folder, around.path().join("elsewhere")).unwrap();
+            }
+            drop(writers);
+            asked.join().unwrap()
+        });
+        let why = told["error"].as_str().unwrap_or_else(|| panic!("{is_removed}: {told}"));
+        assert!(why.contains(&*folder.to_string_lossy()) && why.lines().count() == 1, "{why}");
+        for _ in 0..3 {
+            goes_on(&mut program);
+        }
+        let another = around.path().join("another");
+        image(&program, &another, "");
+        agrees(&mut program, &another, 2);
+        verifies(&another);
+        // And to the same name again.
+        image(&program, &folder, "");
+        agrees(&mut program, &folder, 2);
+        ends_well(program);
+    }
+}
+
+/// The images of a gpupool that is not there any more, after somebody went back to this one.
+#[test]
+fn what_a_newer_gpupool_wrote_stays_and_is_told_of() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 4096 0 5000");
+    image(&program, &folder, "");
+    let written = make_newer(&folder, 1);
+    at_work(&mut program, 2);
+    for generation in 2..=3 {
+        let told = image(&program, &folder, "--keep 1");
+        assert_eq!(told["generation"], generation);
+        agrees(&mut program, &folder, 2);
+    }
+    assert_eq!(generations(&folder), [3, 1], "one of ours, and what is not ours to remove");
+    assert_eq!(std::fs::read_to_string(folder.join("gen-000001/manifest")).unwrap(), written);
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let said = "older generations could not be removed: ";
+    let line = log.lines().find(|line| line.contains(said)).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("its format is version 99") && line.contains("use the gpupool that wrote it"), "{line}");
+    ends_well(program);
+}
+
 #[test]
 fn a_folder_that_will_not_do_is_named_before_the_program_is_stopped() {
     let (around, folder) = store();
@@ -379,6 +529,16 @@ fn a_folder_that_will_not_do_is_named_before_the_program_is_stopped() {
     ends_well(program);
 }
 
+/// What is told of the compression is of what was written, and the rate of all.
+#[track_caller]
+fn pays(told: &Value) {
+    let number = |name: &str| told[name].as_f64().unwrap_or_else(|| panic!("{name}: {told}"));
+    let ratio = (number("bytes") - number("unchanged_bytes")) / number("new_bytes");
+    assert!((number("compression_ratio") - ratio).abs() <= 0.001, "{ratio}: {told}");
+    let rate = number("bytes") / number("microseconds") * 1e6;
+    assert!((number("bytes_per_second") - rate).abs() <= 1.0, "{rate}: {told}");
+}
+
 #[test]
 fn what_has_not_changed_since_the_last_image_is_not_written_again() {
     let (_around, folder) = store();
@@ -388,11 +548,13 @@ fn what_has_not_changed_since_the_last_image_is_not_written_again() {
     let block: u64 = program.ask("allocate 20").parse().unwrap();
     let first = image(&program, &folder, "");
     assert_eq!((first["unchanged_bytes"].as_u64(), &first["new_bytes"]), (Some(0), &first["stored_bytes"]), "{first}");
+    pays(&first);
     at_work(&mut program, 2);
     for _ in 0..3 {
         let told = image(&program, &folder, "--keep 1");
         assert!(told["unchanged_bytes"].as_u64() >= Some(48 * MIB), "{told}");
         assert!(told["new_bytes"].as_u64() < Some(24 * MIB), "{told}");
+        pays(&told);
         agrees(&mut program, &folder, 2);
         assert!(stored(&folder, block, 20 << 20).iter().all(|word| *word == 7));
         goes_on(&mut program);
@@ -494,14 +656,25 @@ fn a_program_that_ends_while_an_image_is_written_leaves_nothing_of_it() {
     }
 }
 
-/// From the first to the last one that an image needs.
+/// From the first to the last one that an image needs, where its copy lies on a GPU and where on the host.
 #[test]
 fn whichever_call_of_the_driver_fails_the_program_goes_on_and_the_older_image_is_there() {
+    each_call_fails(checkpointed("1x1GiB"), "to_gpus_bytes");
+}
+
+#[test]
+fn whichever_call_of_the_driver_fails_so_it_is_where_the_copy_goes_to_the_host() {
+    each_call_fails(checkpointed("1x1GiB").env("GPUPOOL_LIMIT", "0:12MiB"), "to_host_bytes");
+}
+
+fn each_call_fails(run: Run, to: &str) {
     let (_around, folder) = store();
-    let mut program = checkpointed("1x1GiB").start(None);
+    let mut program = run.start(None);
     let block: u64 = program.ask("block 10240 5000").parse().unwrap();
     let small: u64 = program.ask("block 40 7000").parse().unwrap();
-    image(&program, &folder, "--keep 2");
+    let own: u64 = program.ask("own 4096 9000").parse().unwrap();
+    let first = image(&program, &folder, "--keep 2");
+    assert!(first[to].as_u64() >= Some(10 * MIB) && first["in_stop_bytes"] == 0, "{first}");
     let (mut made, mut failed) = (0, Vec::new());
     for number in 1.. {
         let code = [999, 2, 801][number % 3];
@@ -513,7 +686,7 @@ fn whichever_call_of_the_driver_fails_the_program_goes_on_and_the_older_image_is
             None => made += 1,
             Some(why) => failed.push(why.as_str().unwrap().to_owned()),
         }
-        for (address, bytes, seed) in [(block, 10240 << 10, 5000), (small, 40 << 10, 7000)] {
+        for (address, bytes, seed) in [(block, 10240 << 10, 5000), (small, 40 << 10, 7000), (own, 4 << 20, 9000)] {
             let words = stored(&folder, address, bytes);
             assert!(words.iter().zip(seed..).all(|(word, wanted)| *word == wanted), "{number}: {told}");
         }
@@ -526,6 +699,7 @@ fn whichever_call_of_the_driver_fails_the_program_goes_on_and_the_older_image_is
     assert!(failed.len() > 3 && made > 3, "{made} images, and {failed:?}");
     assert!(failed.iter().any(|why| why.contains("the driver answered")), "{failed:?}");
     assert_eq!(program.ask(&format!("look {block} 10240")), "5000 0");
+    assert_eq!(program.ask(&format!("look {own} 4096")), "9000 0");
     at_work(&mut program, 2);
     image(&program, &folder, "--keep 2");
     agrees(&mut program, &folder, 2);

@@ -1,8 +1,9 @@
 //! What an image has comes back in another process, by names or by order.
 
-use super::{MIB, blocks_of, checkpointed, ends_well, image, image_under_way, store, verifies};
-use harness::eventually;
-use std::path::Path;
+use super::{MIB, blocks_of, checkpointed, ends_well, image, image_under_way, make_newer, store, verifies};
+use harness::{Run, eventually};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A program with memory that has names, and an image of it.
 fn with_names(folder: &Path) {
@@ -46,6 +47,172 @@ fn what_a_program_names_comes_back_in_another_one() {
         "2 named ranges came back, 3.0 MiB in all; 1 have another size now, as `state`",
     ] {
         assert!(log.contains(told), "{told}: {log}");
+    }
+}
+
+/// By the command, and not by its variables.
+fn by_command(folder: &Path, more: &str) -> Run {
+    let program = harness::program("checkpointed");
+    let command = Run::command(harness::artifact_folder().join("gpupool")).args("run --restore").arg(folder);
+    let run = command.args(more).arg("--").arg(program).sim("1x1GiB").env("GPUPOOL_RESERVE", "16MiB").report().log();
+    run.env("GPUPOOL_HOST_LIMIT", "1GiB")
+}
+
+#[test]
+fn the_command_has_what_has_names_come_back_or_all_of_it_in_its_order() {
+    const SIZES: [u64; 3] = [3072, 40, 2048];
+    let (around, folder) = store();
+    with_names(&folder);
+    let mut program = by_command(&folder, "").start(None);
+    assert_eq!(program.ask("name weights 3072 0 1"), "0 22384 0");
+    assert_eq!(program.ask("restore"), "0 0", "nothing comes back by order");
+    ends_well(program);
+
+    let ordered = around.path().join("ordered");
+    let mut program = checkpointed("1x1GiB").start(None);
+    blocks_of(&mut program, &SIZES, 5000);
+    image(&program, &ordered, "");
+    drop(program);
+    let mut program = by_command(&ordered, "--restore-by-order").start(None);
+    let addresses = blocks_of(&mut program, &SIZES, 1);
+    let answer = program.ask("restore");
+    assert!(answer.starts_with("0 ") && answer != "0 0", "{answer}");
+    for ((address, size), number) in addresses.iter().zip(SIZES).zip(0..) {
+        assert_eq!(program.ask(&format!("look {address} {size}")), format!("{} 0", 5000 + number * 100_000));
+    }
+    ends_well(program);
+
+    // A path is this command's, wherever the program works.
+    let mut command = Command::new(harness::artifact_folder().join("gpupool"));
+    command.args(["run", "--restore", "ordered", "--", "sh", "-c", "cd / && echo $GPUPOOL_RESTORE"]);
+    let said = command.current_dir(around.path()).env_remove("LD_PRELOAD").output().unwrap();
+    assert_eq!(String::from_utf8(said.stdout).unwrap(), format!("{}\n", ordered.display()));
+}
+
+/// The package as it is installed: its version is written where it is built.
+fn package(around: &Path) -> PathBuf {
+    let package = around.join("packages/gpupool");
+    std::fs::create_dir_all(&package).unwrap();
+    for entry in std::fs::read_dir(harness::repository().join("src/package/gpupool")).unwrap().flatten() {
+        std::os::unix::fs::symlink(entry.path(), package.join(entry.file_name())).unwrap();
+    }
+    if !package.join("_version.py").exists() {
+        std::fs::write(package.join("_version.py"), "__version__ = \"0\"\n").unwrap();
+    }
+    around.join("packages")
+}
+
+/// The Python package: what it names is in the image by that name, and comes back by it, and in its order.
+#[test]
+fn python_names_memory_and_has_it_come_back() {
+    let (around, folder) = store();
+    let packages = package(around.path());
+    let begin = |first: u32, folder: Option<&Path>, by_order: &str| {
+        let run = Run::client("restored.py").arg(first.to_string()).sim("1x1GiB").report().log().shim();
+        let run = run.env("PYTHONPATH", &packages).env("GPUPOOL_RESTORE_BY_ORDER", by_order);
+        let run = folder.into_iter().fold(run, |run, folder| run.env("GPUPOOL_RESTORE", folder));
+        let mut program = run.start(None);
+        let words = ["name array", "name address", "name other", "take it back", "restore", "words"];
+        let said = words.map(|word| program.ask(word));
+        (program, said)
+    };
+    let (program, said) = begin(5, None, "off");
+    assert_eq!(said, ["None", "None", "None", "None", "0", "[[5], [6], [7]]"]);
+    image(&program, &folder, "");
+    let manifest = gpupool_store::show(&folder, None).unwrap();
+    let mut names: Vec<_> = manifest.blocks.iter().flat_map(|block| &block.about.names).collect();
+    names.sort_by_key(|name| &name.name);
+    let names: Vec<_> = names.iter().map(|named| (named.name.as_str(), named.offset, named.bytes)).collect();
+    assert_eq!(names, [("state", 0, 1 << 20), ("weights", 0, 3 << 20)]);
+    assert!(program.end().0.success());
+
+    let (program, said) = begin(50, Some(&folder), "off");
+    let named = ["None", "None", "NOT_RESTORED", "None", "0", "[[5], [51], [7, 52]]"];
+    assert_eq!(said, named, "what has names, and nothing else");
+    assert!(program.end().0.success());
+    let (program, said) = begin(50, Some(&folder), "on");
+    let [.., bytes, words] = said;
+    assert!(bytes.parse::<u64>().unwrap() >= (3072 + 40 + 2048) << 10, "{bytes}");
+    assert_eq!(words, "[[5], [6], [7]]", "all of it");
+    assert!(program.end().0.success());
+}
+
+#[test]
+fn what_a_newer_gpupool_wrote_is_restored_by_none_that_is_older_and_the_program_goes_on() {
+    let (_around, folder) = store();
+    with_names(&folder);
+    // There is an older one that could be read; it is not what was asked for.
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 3072 0 7");
+    image(&program, &folder, "");
+    drop(program);
+    let written = make_newer(&folder, 2);
+    let mut program = by_command(&folder, "").start(None);
+    assert_eq!(program.ask("name weights 3072 0 1"), "-8 1 0");
+    assert_eq!(program.ask("name bias 12 4 1"), "-8 1025 0");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let told: Vec<&str> = log.lines().filter(|line| line.contains("nothing comes back: ")).collect();
+    assert!(told.len() == 1 && told[0].contains("its format is version 99"), "{log}");
+    ends_well(program);
+    assert_eq!(std::fs::read_to_string(folder.join("gen-000002/manifest")).unwrap(), written);
+}
+
+/// What came back is right, and what did not is told: the answer, and the log.
+#[test]
+fn whichever_call_of_the_driver_fails_while_memory_comes_back_nothing_else_is_taken_for_it() {
+    const KIB: u64 = 20480;
+    let (around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    assert_eq!(program.ask(&format!("name weights {KIB} 0 5000")), "0 5000 0");
+    image(&program, &folder, "");
+    drop(program);
+    let ordered = around.path().join("ordered");
+    let mut program = checkpointed("1x1GiB").start(None);
+    blocks_of(&mut program, &[KIB], 5000);
+    image(&program, &ordered, "");
+    drop(program);
+    for (folder, by_order) in [(&folder, "off"), (&ordered, "on")] {
+        let (mut failed, mut back, mut count) = (0, 0, 0);
+        for number in 1.. {
+            let code = [999, 2, 1][number % 3];
+            let what = format!("by order: {by_order}, call {number} answers {code}");
+            let run = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", folder);
+            let mut program = run.env("GPUPOOL_RESTORE_BY_ORDER", by_order).start(None);
+            let (answer, found) = if by_order == "on" {
+                let block = blocks_of(&mut program, &[KIB], 1)[0];
+                program.ask(&format!("late {number} {code}"));
+                let answer = program.ask("restore");
+                (answer.split(' ').next().unwrap().to_owned(), program.ask(&format!("look {block} {KIB}")))
+            } else {
+                program.ask(&format!("late {number} {code}"));
+                let answer = program.ask(&format!("name weights {KIB} 0 1"));
+                let (code, found) = answer.split_once(' ').unwrap();
+                (code.to_owned(), found.to_owned())
+            };
+            let calls: usize = program.ask("made").parse().unwrap();
+            if answer == "0" {
+                back += 1;
+                assert_eq!(found, "5000 0", "{what}");
+            } else {
+                failed += 1;
+                let log = std::fs::read_to_string(program.log()).unwrap();
+                let is_told = log.contains("hold anything now: ") || log.contains("holds anything now");
+                assert!(answer != "-8" || is_told, "{what}: {answer}: {log}");
+                assert!(answer == "-8" || found == "1 0", "{what}: {answer}, and {found}: nothing was begun");
+            }
+            // And whatever became of it, the program has memory that it can use.
+            let block = blocks_of(&mut program, &[2048], 3)[0];
+            assert_eq!(program.ask(&format!("look {block} 2048")), "3 0", "{what}");
+            ends_well(program);
+            if calls < number {
+                count = number;
+                break;
+            }
+        }
+        assert!(
+            count > 10 && failed > 3 && back >= 1,
+            "by order: {by_order}, {count} calls, {failed} failed, {back} back"
+        );
     }
 }
 

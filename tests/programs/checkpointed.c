@@ -10,12 +10,14 @@
  *   name N K A S     a new block, of which K KiB from A KiB on are called N once all of it counts up from S: what gpupool_name answered, the first
  *                    word of the range, and how many others of it do not count up from there
  *   block K S        a new block of K KiB that counts up from S; its address
+ *   own K S          the same of memory that it makes itself; it stays
  *   drop A           the block at this address is freed
  *   look A K         the first word of K KiB at an address, and how many others do not count up from there
  *   restore          what gpupool_restore answered, and how many bytes it says
  *   spoil A N        just before the Nth copy to the host from here on, whoever makes it, another word is written to this address
  *   hold CALL        the next call of the driver of this name stands at its end; stands: whether one does; let: it goes on
  *   fault N C        from now on the Nth call of the driver answers C; calls so far
+ *   late N C         the same within the next gpupool_name or gpupool_restore alone; made: calls of the driver that the last of these made
  *   calls            calls of the driver so far
  *   used             bytes that all processes of the machine have on its first two GPUs
  *   free             what has a name is freed
@@ -102,6 +104,31 @@ static void spoil(void)
 
 static Gpu spinning;
 
+static unsigned late_call, late_code;
+static unsigned long long calls_before, calls_made;
+
+static void arm(unsigned call, unsigned code)
+{
+    char specification[64];
+    snprintf(specification, sizeof specification, "*:%u=%u", call, code);
+    REQUIRE(simulator.arm(call ? specification : "") == 0);
+}
+
+static void begin_late(void)
+{
+    if (late_call)
+        arm(late_call, late_code);
+    calls_before = simulator.calls();
+}
+
+static void end_late(void)
+{
+    calls_made = simulator.calls() - calls_before;
+    if (late_call)
+        arm(0, 0);
+    late_call = 0;
+}
+
 enum { NAMED = 16 };
 static CUdeviceptr named[NAMED];
 static int names;
@@ -118,7 +145,9 @@ static void say_named(const char *name, size_t bytes, size_t at, uint32_t seed)
     named[names++] = block;
     /* Not waited for here: gpupool_name does. */
     iota(&kernels, NULL, block, (at + bytes) / 4, seed);
+    begin_late();
     int code = control.name(as_pointer(block + at), bytes, name);
+    end_late();
     uint32_t first;
     CHECK(cuMemcpyDtoH_v2(&first, block + at, 4));
     printf("%d %u %llu\n", code, first, (unsigned long long)count_wrong(&kernels, block + at, bytes / 4, first));
@@ -205,6 +234,16 @@ int main(void)
             iota(&kernels, NULL, block, ((size_t)bytes << 10) / 4, seed);
             CHECK(cuCtxSynchronize());
             printf("%llu\n", (unsigned long long)block);
+        } else if (sscanf(line, "own %u %u", &bytes, &seed) == 2) {
+            uint64_t handle;
+            start_on(0);
+            Kernels kernels = load_kernels();
+            CUmemAllocationProp properties = on_device(0);
+            CHECK(cuMemCreate(&handle, (size_t)bytes << 10, &properties, 0));
+            CUdeviceptr own = map_for(0, handle, (size_t)bytes << 10);
+            iota(&kernels, NULL, own, ((size_t)bytes << 10) / 4, seed);
+            CHECK(cuCtxSynchronize());
+            printf("%llu\n", (unsigned long long)own);
         } else if (sscanf(line, "drop %llu", &address) == 1) {
             start_on(0);
             CHECK(cuMemFree_v2((CUdeviceptr)address));
@@ -218,7 +257,9 @@ int main(void)
         } else if (strcmp(line, "restore") == 0) {
             size_t restored = 4711;
             Control control = find_control(RTLD_DEFAULT);
+            begin_late();
             int code = control.restore(&restored);
+            end_late();
             printf("%d %zu\n", code, restored);
         } else if (sscanf(line, "spoil %llu %d", &address, &copies_before) == 2) {
             spoilt = (CUdeviceptr)address;
@@ -227,11 +268,12 @@ int main(void)
         } else if (orders_a_call(line)) {
             /* It is answered. */
         } else if (sscanf(line, "fault %u %u", &at, &seed) == 2) {
-            char specification[64];
-            snprintf(specification, sizeof specification, "*:%u=%u", at, seed);
-            REQUIRE(at == 0 || simulator.arm(specification) == 0);
-            REQUIRE(at != 0 || simulator.arm("") == 0);
+            arm(at, seed);
             printf("%llu\n", (unsigned long long)simulator.calls());
+        } else if (sscanf(line, "late %u %u", &late_call, &late_code) == 2) {
+            puts("it will");
+        } else if (strcmp(line, "made") == 0) {
+            printf("%llu\n", calls_made);
         } else if (strcmp(line, "calls") == 0) {
             printf("%llu\n", (unsigned long long)simulator.calls());
         } else if (strcmp(line, "used") == 0) {

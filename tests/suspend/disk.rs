@@ -48,6 +48,17 @@ fn data(folder: &Path) -> PathBuf {
     files(folder).into_iter().filter(is_data).max_by_key(bytes).unwrap_or_else(|| panic!("nothing is stored"))
 }
 
+/// What is told of the files, of the compression and of the rate, where the files are so long.
+#[track_caller]
+fn pays(told: &Value, lengths: u64) {
+    let number = |name: &str| told[name].as_f64().unwrap_or_else(|| panic!("{name}: {told}"));
+    assert_eq!(told["stored_bytes"], lengths, "{told}");
+    assert!(number("disk_bytes") >= (4 * 32 * MIB) as f64 && number("disk_bytes") <= number("bytes"), "{told}");
+    assert!((number("compression_ratio") - number("disk_bytes") / lengths as f64).abs() <= 0.001, "{told}");
+    let rate = number("bytes") / (number("microseconds") - number("waited_microseconds")) * 1e6;
+    assert!((number("bytes_per_second") - rate).abs() <= 1.0, "{rate}: {told}");
+}
+
 #[test]
 fn memory_goes_into_files_and_comes_back_twenty_times_and_nothing_is_lost() {
     let folder = tempfile::tempdir().unwrap();
@@ -69,6 +80,12 @@ fn memory_goes_into_files_and_comes_back_twenty_times_and_nothing_is_lost() {
         assert!(!stored.is_empty() && stored.iter().all(|path| mode(path) == 0o600), "{stored:?}");
         assert!(stored.iter().all(|path| mode(path.parent().unwrap()) == 0o700), "{stored:?}");
         assert_eq!(program.ask("rounds"), rounds, "nobody does anything");
+        let lengths: u64 = stored
+            .iter()
+            .filter(|path| path.to_string_lossy().contains("/data-"))
+            .map(|path| path.metadata().unwrap().len())
+            .sum();
+        pays(&left, lengths);
         if round == 0 {
             let listed = gpupool(&program, "ps");
             let listed = String::from_utf8(listed.stdout).unwrap();

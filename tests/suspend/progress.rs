@@ -1,4 +1,4 @@
-//! What `gpupool suspend` and `gpupool resume` say meanwhile, on a terminal and where there is none.
+//! What `gpupool suspend`, `resume` and `checkpoint` say meanwhile, on a terminal and where there is none.
 
 use super::{MIB, ends_well, suspended};
 use harness::{Running, artifact_folder, eventually};
@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -22,7 +23,8 @@ struct OnTerminal {
 }
 
 impl OnTerminal {
-    fn begin(program: &Running, arguments: &str) -> Self {
+    /// Of a user's session.
+    fn begin(session: &Path, arguments: &str) -> Self {
         let (mut ours, mut theirs) = (-1, -1);
         let none = std::ptr::null_mut();
         // SAFETY: both numbers are locals, and NULL asks for no name and leaves settings and size as they are.
@@ -31,7 +33,7 @@ impl OnTerminal {
         // SAFETY: made above, and nobody else has them.
         let (ours, theirs) = unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
         let mut command = Command::new(artifact_folder().join("gpupool"));
-        command.args(arguments.split(' ')).arg(program.pid().to_string()).env("XDG_RUNTIME_DIR", program.session());
+        command.args(arguments.split(' ')).env("XDG_RUNTIME_DIR", session);
         let child = command.env_remove("LD_PRELOAD").stdout(Stdio::piped()).stderr(theirs).spawn().unwrap();
         // The command keeps the other end open no longer than that has it.
         drop(command);
@@ -76,34 +78,89 @@ fn is_wiped(written: &str) -> bool {
     written.ends_with("\r\x1b[K")
 }
 
+/// It is told how far this command is, as each program stands for a while at the first call of this name: of so many MiB. What it says at its end.
+#[track_caller]
+fn is_told(programs: &mut [Running], session: &Path, arguments: &str, call: &str, mib: u64) -> String {
+    for program in &mut *programs {
+        // One of the calls that it takes lasts, so that there is something to be told in between.
+        assert_eq!(program.ask(&format!("hold {call}")), "it will");
+    }
+    let command = OnTerminal::begin(session, arguments);
+    for program in &mut *programs {
+        eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+    }
+    let total = |(_, total, _): &(String, String, String)| *total == format!("{mib}.0 MiB");
+    let first = eventually("how far it is", || lines(&command.written()).into_iter().find(total));
+    assert_eq!(first.0.split(' ').next(), Some("0"), "{first:?}");
+    let until = Instant::now() + PACE;
+    eventually("a time in which nothing is told", || (Instant::now() >= until).then_some(()));
+    for program in &mut *programs {
+        program.ask("let");
+    }
+    let (said, written) = command.ends();
+    assert!(said.lines().count() == programs.len() && !said.contains('\r'), "{said:?}");
+    let told = lines(&written);
+    let is_some =
+        |text: &str| text.split(' ').next().is_some_and(|number| number.parse().is_ok_and(|it: f64| it > 0.0));
+    assert!(told.iter().any(|line| total(line) && is_some(&line.0) && is_some(&line.2)), "{written:?}");
+    assert!(is_wiped(&written), "{written:?}");
+    said
+}
+
+#[test]
+fn of_an_image_it_is_told_as_well_how_far_it_is_and_how_fast() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 256");
+    let (session, pid) = (program.session(), program.pid());
+    let arguments = format!("checkpoint {pid} {}", folder.path().join("images").display());
+    // From its copy to the disk, while the program goes on.
+    let mut programs = [program];
+    let said = is_told(&mut programs, &session, &arguments, "cuMemcpyDtoHAsync_v2", 256);
+    assert!(said.contains("generation 1 in ") && said.contains("256.0 MiB of memory"), "{said}");
+    let (said, written) = OnTerminal::begin(&session, &format!("{arguments} --json")).ends();
+    let told: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(told["bytes"], 256 * MIB, "{told}");
+    assert!(lines(&written).is_empty() || is_wiped(&written), "{written:?}");
+    programs.into_iter().for_each(ends_well);
+}
+
+#[test]
+fn of_several_programs_it_is_told_in_one_line_how_far_all_of_them_are() {
+    let session = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(session.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let mut programs = [256, 128].map(|mib| {
+        let mut program = suspended("1x1GiB").start(Some(session.path()));
+        program.ask(&format!("keep {mib}"));
+        program
+    });
+    let pids = programs.each_ref().map(|program| program.pid().to_string()).join(" ");
+    for (arguments, call) in [("suspend --to host", "cuMemcpyDtoHAsync_v2"), ("resume", "cuMemCreate")] {
+        is_told(&mut programs, session.path(), &format!("{arguments} {pids}"), call, 384);
+    }
+    for mut program in programs {
+        program.ask("check");
+        eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+        ends_well(program);
+    }
+}
+
 #[test]
 fn on_a_terminal_it_is_told_how_far_it_is_and_how_fast_and_nowhere_else() {
     let mut program = suspended("1x1GiB").start(None);
     program.ask("keep 256");
+    let (session, pid) = (program.session(), program.pid());
+    let mut programs = [program];
     for (arguments, call, did) in
         [("suspend --to host", "cuMemcpyDtoHAsync_v2", "left"), ("resume", "cuMemCreate", "came back")]
     {
-        // One of the calls that it takes lasts, so that there is something to be told in between.
-        assert_eq!(program.ask(&format!("hold {call}")), "it will");
-        let command = OnTerminal::begin(&program, arguments);
-        eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
-        let total = |(_, total, _): &(String, String, String)| total == "256 MiB" || total == "256.0 MiB";
-        let first = eventually("how far it is", || lines(&command.written()).into_iter().find(total));
-        assert_eq!(first.0.split(' ').next(), Some("0"), "{first:?}");
-        let until = Instant::now() + PACE;
-        eventually("a time in which nothing is told", || (Instant::now() >= until).then_some(()));
-        program.ask("let");
-        let (said, written) = command.ends();
-        assert!(said.lines().count() == 1 && said.contains(did) && !said.contains('\r'), "{said:?}");
-        let told = lines(&written);
-        let is_some =
-            |text: &str| text.split(' ').next().is_some_and(|number| number.parse().is_ok_and(|it: f64| it > 0.0));
-        assert!(told.iter().any(|line| total(line) && is_some(&line.0) && is_some(&line.2)), "{written:?}");
-        assert!(is_wiped(&written), "{written:?}");
+        let said = is_told(&mut programs, &session, &format!("{arguments} {pid}"), call, 256);
+        assert!(said.contains(did), "{said:?}");
     }
+    let [mut program] = programs;
 
     // What is read by programs is on stdout alone, whatever stderr is.
-    let (said, _) = OnTerminal::begin(&program, "suspend --json --to host").ends();
+    let (said, _) = OnTerminal::begin(&session, &format!("suspend --json --to host {pid}")).ends();
     let told: Value = serde_json::from_str(&said).unwrap();
     assert_eq!(told[0]["bytes"], 256 * MIB, "{told}");
     // And where it is no terminal, nothing is written to it.

@@ -158,6 +158,8 @@ fn stored(done: &checkpoint::Done) -> Stored {
         unchanged: done.unchanged,
         damaged: done.damaged,
         left_out: done.left_out,
+        to_gpus: done.to_gpus,
+        to_host: done.to_host,
         in_stop: done.in_stop,
         stopped_microseconds: done.stopped.as_micros() as u64,
         microseconds: done.took.as_micros() as u64,
@@ -219,9 +221,9 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
 
 fn in_words(done: Result<suspend::Done, String>) -> Reply {
     match done {
-        Ok(suspend::Done { moved, stayed, took, waited }) => {
+        Ok(suspend::Done { moved, stayed, to_disk, stored, took, waited }) => {
             let [microseconds, waited] = [took, waited].map(|time| time.as_micros() as u64);
-            Reply::Done { moved, stayed, microseconds, waited }
+            Reply::Done { moved, stayed, to_disk, stored, microseconds, waited }
         }
         Err(why) => Reply::Refused { why },
     }

@@ -1,6 +1,7 @@
 //! What the page is to say now, gathered from those who know it.
 
 use crate::backing::{self, residence};
+use crate::checkpoint;
 use crate::live;
 use crate::serve;
 use crate::serve::memory::{call_sites, labels};
@@ -143,7 +144,8 @@ fn place(usage: &PlaceUsage) -> Place {
     // What of it is in plain memory is the host's, as of the pool's.
     let kept = if place == Where::Host(0) { handles::by_hand::bytes_at(Where::Pageable) } else { 0 };
     let own = handles::by_hand::bytes_at(place) + kept;
-    let held = held + if place == Where::Host(0) { suspend::spare::bytes() } else { 0 };
+    let plain = || suspend::spare::bytes() + checkpoint::bytes_on_host();
+    let held = held + if place == Where::Host(0) { plain() } else { 0 };
     // What a disk takes is the disk's to say.
     let limit = if on_disk { peak_used } else { limit };
     let drained = matches!(place, Where::Gpu(_)) && backing::terms::is_drained(number);

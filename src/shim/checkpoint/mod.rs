@@ -1,7 +1,7 @@
 //! How does an image of a program's memory get into a store while the program runs (`gpupool checkpoint`)?
 //!
 //! The program is stopped as for a suspension, so that the image is of one moment, and for no longer than it takes to copy its memory to where there
-//! is room: its own GPUs, others, the host ([`shelter`]). From there it is written while the program goes on. What finds no room is written
+//! is room: its own GPUs, others, plain memory of the host ([`shelter`]). From there it is written while the program goes on. What finds no room is written
 //! before that.
 //!
 //! A thread of its own does all this, since the agent has others to answer, and ends with it.
@@ -23,8 +23,8 @@ use gpupool_config::format_size;
 use gpupool_cuda::Driver;
 use gpupool_events::ProgramCheckpoint;
 use gpupool_store::{Key, Options, Writer, Written};
-pub use shelter::is_copy;
 use shelter::{Shelter, Sheltered};
+pub use shelter::{bytes_on_host, is_copy};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
@@ -55,6 +55,10 @@ pub struct Done {
     pub damaged: u64,
     /// Bytes of the program's own that no GPU reaches which it works on, and that are not in it.
     pub left_out: u64,
+    /// Bytes that were copied to GPUs while it was stopped.
+    pub to_gpus: u64,
+    /// Bytes that were copied to plain memory of the host then.
+    pub to_host: u64,
     /// Bytes for which there was no room elsewhere, so that the program waited until they were with the store.
     pub in_stop: u64,
     /// For how long the program was stopped.
@@ -108,6 +112,7 @@ fn give_up_for_end() {
 /// In the child of a fork: nobody writes an image of it.
 pub fn after_fork_in_child() {
     IS_BUSY.store(false, Ordering::Relaxed);
+    shelter::after_fork_in_child();
 }
 
 fn unless_ending() -> Result<(), String> {
@@ -189,7 +194,8 @@ fn say(folder: &Path, what: &str) {
 }
 
 fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
-    let &Done { generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, stopped, took } = done;
+    let &Done { generation, bytes, stored, fresh, unchanged, damaged, left_out, .. } = done;
+    let &Done { to_gpus, to_host, in_stop, stopped, took, .. } = done;
     let text = format!(
         "generation {generation} in {}: {} of memory, {} of it unchanged, {} on the disk, {} of that new; stopped for {:.3} s of {:.3}",
         folder.display(),
@@ -209,6 +215,8 @@ fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
         unchanged,
         damaged,
         left_out,
+        to_gpus,
+        to_host,
         in_stop,
         stopped_microseconds: stopped.as_micros() as u64,
         microseconds: took.as_micros() as u64,
@@ -277,9 +285,8 @@ fn write(
     let mut stored = done.in_stop;
     for batch in sheltered {
         unless_ending()?;
-        let (bytes, copier) = (batch.bytes(), batch.copier());
-        let shuttle = shuttles.get_mut(&copier).ok_or(Failed::NoContext { gpu: copier.0 });
-        shuttle.and_then(|shuttle| batch.write(shuttle, &writer)).map_err(|failed| failed.to_string())?;
+        let bytes = batch.bytes();
+        batch.write(&mut shuttles, &writer).map_err(|failed| failed.to_string())?;
         stored += bytes;
         progress(stored, total);
     }
@@ -362,6 +369,9 @@ fn stopped(
         }
         None => (Vec::new(), subject.spans.clone()),
     };
+    let on_host = |batch: &&Sheltered| batch.is_on_host();
+    let to_host = sheltered.iter().filter(on_host).map(Sheltered::bytes).sum();
+    let to_gpus = sheltered.iter().map(Sheltered::bytes).sum::<u64>() - to_host;
     let mut in_stop = 0;
     for span in rest {
         let Some(shuttle) = shuttles.get_mut(&(span.gpu, span.owner)) else { continue };
@@ -381,6 +391,7 @@ fn stopped(
     // The end of the process waits for nobody here, and lets the program go on: then this is not of one moment.
     held.is_still_quiet(driver)
         .map_err(|disturbed| format!("the program went on before all was copied: {disturbed}"))?;
-    let done = Done { left_out: subject.left_out, in_stop, stopped: begun.elapsed(), ..Done::default() };
+    let (left_out, stopped) = (subject.left_out, begun.elapsed());
+    let done = Done { left_out, to_gpus, to_host, in_stop, stopped, ..Done::default() };
     Ok(Stop { sheltered, shuttles, done, total })
 }

@@ -88,7 +88,7 @@ pub fn meta(opened: &Opened) -> Meta {
 
 /// Where the parts of a stretch begin, counted from its beginning, and how long they are. They are cut where the block has a multiple of [`PART`], so that
 /// the same bytes of a block are a part whatever else is stored with them: only so is a part found again that has not changed.
-fn parts(offset: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+pub fn parts(offset: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     let mut done = 0;
     std::iter::from_fn(move || {
         let from = done;

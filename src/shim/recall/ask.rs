@@ -441,7 +441,13 @@ mod tests {
                 while Instant::now() < begun + 2 * SHORT {
                     std::thread::yield_now();
                 }
-                socket.send(&Reply::Done { moved: 7, stayed: 0, microseconds: 0, waited: 0 }.encode(), &none).unwrap();
+                socket
+                    .send(
+                        &Reply::Done { moved: 7, stayed: 0, to_disk: 0, stored: 0, microseconds: 0, waited: 0 }
+                            .encode(),
+                        &none,
+                    )
+                    .unwrap();
             });
             asks.all(&others)
         });

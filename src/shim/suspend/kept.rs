@@ -69,14 +69,19 @@ pub fn make(bytes: u64) -> Result<Made, Refused> {
     if missing == 0 {
         return Ok(Made { plain, used });
     }
-    if let Some(left) = host::addresses_left()
-        && left < missing.saturating_add(LEFT_FREE)
+    if let Some(left) = addresses_left()
+        && left < missing
     {
-        let fits = left.saturating_sub(LEFT_FREE) + (bytes - missing);
+        let fits = left + (bytes - missing);
         return Err(Refused { error: std::io::ErrorKind::OutOfMemory.into(), is_limited: true, fits });
     }
     plain.push(Plain::new(missing).map_err(|error| Refused { error, is_limited: false, fits: bytes / 2 })?);
     Ok(Made { plain, used })
+}
+
+/// Bytes of plain memory that the process may map; `None`: as many as there are.
+pub fn addresses_left() -> Option<u64> {
+    host::addresses_left().map(|left| left.saturating_sub(LEFT_FREE))
 }
 
 /// By address, the bytes and where they are.

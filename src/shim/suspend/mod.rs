@@ -43,8 +43,10 @@ use gpupool_config::{Mode, format_size};
 use gpupool_cuda::Driver;
 use gpupool_events::{Finding, HostSettle, ProgramResume, ProgramSuspend};
 pub use gpupool_wire::control::Target;
+pub use kept::addresses_left;
 use parking_lot::{Mutex, MutexGuard};
 use parting::{Leaves, Parted, Why};
+pub use parting::{Room, room_on_host};
 use put::Put;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -68,6 +70,10 @@ pub struct Done {
     pub moved: u64,
     /// Of what was to: stayed where it was.
     pub stayed: u64,
+    /// Of what left: is in files now.
+    pub to_disk: u64,
+    /// How long these are.
+    pub stored: u64,
     pub took: Duration,
     /// Of that, how long the work was waited for that the program had submitted.
     pub waited: Duration,
@@ -251,14 +257,16 @@ pub fn suspend_behind(
             Why::driver("memory of stream-ordered pools (cudaMallocAsync) that is in use is the driver's"),
         ));
     }
-    let done = Done { moved, stayed: stayed.iter().map(|(bytes, _)| bytes).sum(), took: begun.elapsed(), waited };
-    let on_disk =
-        put.as_ref().and_then(Put::on_disk).map(|stored| (stored.bytes_on_disk(), stored.folder().to_owned()));
+    let on_disk = put.as_ref().and_then(Put::on_disk);
+    let (to_disk, stored) = on_disk.map_or((0, 0), |stored| (stored.bytes(), stored.bytes_on_disk()));
+    let on_disk = on_disk.map(|stored| (stored.bytes_on_disk(), stored.folder().to_owned()));
+    let stayed_bytes = stayed.iter().map(|(bytes, _)| bytes).sum();
+    let done = Done { moved, stayed: stayed_bytes, to_disk, stored, took: begun.elapsed(), waited };
     *state = Some(Suspended { held, parted, put, settles: None });
     drop(state);
     told_anew();
     log::emit(|| {
-        let Done { moved, stayed, took, waited } = done;
+        let Done { moved, stayed, took, waited, .. } = done;
         let [microseconds, waited_microseconds] = [took, waited].map(|time| time.as_micros() as u64);
         let takes =
             |(bytes, folder): &(u64, PathBuf)| format!("; it takes {} in {}", format_size(*bytes), folder.display());
@@ -594,7 +602,7 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         IS_REMOVING.store(false, Ordering::Release);
     }
     told_anew();
-    Ok(Done { moved, stayed, took, waited: Duration::ZERO })
+    Ok(Done { moved, stayed, took, ..Done::default() })
 }
 
 /// Resumes a program where nobody hears why that fails, so that it is told: once, where it stays the same.

@@ -466,18 +466,15 @@ pub fn keep(
     let range = |own: Own| Range { owner: NOBODY, home: own.asked, address: own.address, bytes: own.bytes };
     // What the program made itself comes first: where the driver has to make memory on the host for it, that takes as much of it.
     let ranges: Vec<Range> = keeps.into_iter().map(range).chain(ranges(&near, |place| leaves.place(place))).collect();
-    let accounts = opened.pool.accounts();
-    let mut hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host()).peekable();
-    let Some(&first) = hosts.peek() else { return Ok((None, Some(Full::new(Why::nowhere(), &ranges)))) };
-    let allowed: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
+    let mut hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host());
+    let Some(first) = hosts.next() else { return Ok((None, Some(Full::new(Why::nowhere(), &ranges)))) };
     let own = own.into_iter().map(|own| own.bytes).sum();
     let wanted = ranges.iter().map(|range| range.bytes).sum::<u64>() + if is_suspended { 0 } else { BATCH };
-    let mut there = beside(wanted, host::available, spare::give_back).unwrap_or(u64::MAX);
+    let Room { allowed, mut there } = room_on_host(opened, wanted);
     if matches!(leaves, Leaves::Gpu { .. }) {
         there -= BATCH.min(there / 2);
     }
-    // What is in plain memory already will be the host's as well.
-    let room = allowed.saturating_sub(accounts.taken(Place::Pageable)).min(there).saturating_sub(own);
+    let room = allowed.min(there).saturating_sub(own);
     let (ranges, plain, full) = placed(ranges, room, first, kept::make);
     if ranges.is_empty() {
         return Ok((None, full));
@@ -517,6 +514,25 @@ fn placed<T: Default>(
             }
         }
     }
+}
+
+/// Plain memory of the host that this process may have at a moment.
+pub struct Room {
+    /// Below the limits of what the pool takes of the host.
+    pub allowed: u64,
+    /// Beside what is kept back for the host itself.
+    pub there: u64,
+}
+
+/// How much plain memory may be had for so much.
+pub fn room_on_host(opened: &Opened, wanted: u64) -> Room {
+    let accounts = opened.pool.accounts();
+    let hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host());
+    let left: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
+    // What is in plain memory already will be the host's as well.
+    let allowed = left.saturating_sub(accounts.taken(Place::Pageable));
+    let there = if allowed == 0 { 0 } else { beside(wanted, host::available, spare::give_back).unwrap_or(u64::MAX) };
+    Room { allowed, there }
 }
 
 /// How much memory there is for so much, beside what is spare, or with that where it takes that: nobody knows how much of it was ever made, so it goes.

@@ -80,6 +80,11 @@ impl Stored {
         }
     }
 
+    /// Bytes of memory that are stored.
+    pub fn bytes(&self) -> u64 {
+        self.written.bytes
+    }
+
     /// Bytes that its files take.
     pub fn bytes_on_disk(&self) -> u64 {
         self.written.stored
