@@ -15,8 +15,8 @@ use crate::backing::open::Opened;
 use crate::backing::{level, terms};
 use crate::gate::{self, Held, Limits};
 use crate::image::{self, Failed, Shuttle};
-use crate::log;
-use crate::suspend::{self, Agreement, Alone};
+use crate::suspend::{self, Agreement, Alone, totals};
+use crate::{bell, log};
 use blocks::Subject;
 use gpupool_config::format_size;
 use gpupool_cuda::Driver;
@@ -169,6 +169,8 @@ fn told_of(asked: &Asked, begun: Instant, taken: Result<(Written, Done), String>
                     ),
                 );
             }
+            totals::has_image(done.stopped);
+            bell::changed();
             log::emit(|| told(&asked.folder, &done));
             Ok(done)
         }
