@@ -538,6 +538,52 @@ fn the_text_file_is_whole_readable_and_gone_with_its_exporter() {
     assert!(String::from_utf8_lossy(&missing.stderr).contains("gpupool.prom in /nowhere cannot be written"));
 }
 
+/// `ps`, `top`, its details and `export` say the same of a program before, while and after it is suspended; what is counted grows by one each time.
+#[test]
+fn a_program_is_suspended_for_all_who_look_and_its_suspensions_and_images_are_counted() {
+    let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+    let images = folder.path().join("images").display().to_string();
+    let mut program = agent().env("GPUPOOL_HOST_LIMIT", "1GiB").start(None);
+    program.ask("init");
+    program.ask("allocate 64");
+    let (session, pid) = (program.session(), program.pid().to_string());
+    with_live(&program, &session, 64 * MIB);
+    let look = |suspended: bool, [suspensions, resumes, images]: [f64; 3]| {
+        let text = said(&session, &["export", "--once"]);
+        let labels = labels_of(&text, program.pid()).unwrap_or_else(|| panic!("{text}"));
+        let samples = samples(&text);
+        let value = |name: &str| samples.get(&format!("gpupool_{name}{{{labels}}}")).copied();
+        assert_eq!(value("process_suspended"), Some(f64::from(u8::from(suspended))), "{text}");
+        let counted = ["suspensions_total", "resumes_total", "images_total"].map(value);
+        assert_eq!(counted, [suspensions, resumes, images].map(Some), "{text}");
+        let stopped = value("image_stop_seconds_total");
+        assert!(stopped.is_some_and(|seconds| (seconds > 0.0) == (images > 0.0) && seconds < 60.0), "{text}");
+        let word = if suspended { "suspended" } else { "running" };
+        for arguments in [&["ps"][..], &["top", "--once", "--filter", &pid]] {
+            let shown = gpupool(&session, arguments).env("COLUMNS", "200").output().unwrap_or_else(|e| panic!("{e}"));
+            let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+            let row = shown.lines().find(|line| is_row_of(line, &pid)).unwrap_or_else(|| panic!("{shown}"));
+            assert!(row.contains(&format!(" {word} ")), "{arguments:?}: {shown}");
+        }
+        value("process_suspended_timestamp_seconds")
+    };
+    assert_eq!(look(false, [0.0; 3]), None);
+    let mut before = 0.0;
+    for times in [1.0, 2.0] {
+        said(&session, &["suspend", "--to", "host", &pid]);
+        let since = look(true, [times, times - 1.0, times - 1.0]).unwrap_or_else(|| panic!("nobody says since when"));
+        assert!(since > before, "{since}");
+        before = since;
+        said(&session, &["resume", &pid]);
+        assert_eq!(look(false, [times, times, times - 1.0]), None);
+        said(&session, &["checkpoint", &pid, &images]);
+        // Its thread tells who asked, and another one writes the page.
+        page("the image", &program, &session, |told| told.counter(Counter::Images) == times as u64);
+        assert_eq!(look(false, [times; 3]), None);
+    }
+    program.end();
+}
+
 #[test]
 fn top_once_shows_the_program_with_what_it_holds() {
     let mut program = agent().start(None);

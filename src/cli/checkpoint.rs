@@ -154,13 +154,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.process {
         can_leave_whole(args)?;
     }
-    let rows = match args.pid[..] {
-        [] if args.job || args.node.is_some() => control::job_here()?,
-        [] => return Err(Failure::usage("name a process, as gpupool ps lists them".to_owned())),
-        [pid] if args.job => control::job_of(pid)?,
-        _ if args.job => return Err(Failure::usage("--job takes one process of the job".to_owned())),
-        _ => control::find(&args.pid)?,
-    };
+    let rows = control::named(&args.pid, args.job || (args.pid.is_empty() && args.node.is_some()))?;
     let is_job = args.job || args.node.is_some() || rows.len() > 1;
     // Whoever restores takes the newest of one kind, and would never see the other.
     let has = |is_any: Option<bool>| is_any.unwrap_or(false);

@@ -115,6 +115,20 @@ pub fn find(pids: &[u32]) -> Result<Vec<Listed>, Failure> {
     Ok(found)
 }
 
+/// The processes that a command is to ask: those with these numbers or, with `--job`, all ranks of the job that the one which is named belongs to, or of the only one there is.
+///
+/// # Errors
+/// As of [`find`], [`job_of`] and [`job_here`]; or nothing is named.
+pub fn named(pids: &[u32], is_job: bool) -> Result<Vec<Listed>, Failure> {
+    match pids {
+        [] if is_job => job_here(),
+        [] => Err(Failure::usage("name a process, as gpupool ps lists them".to_owned())),
+        [pid] if is_job => job_of(*pid),
+        _ if is_job => Err(Failure::usage("--job takes one process of the job".to_owned())),
+        _ => find(pids),
+    }
+}
+
 /// The ranks of the job that a process belongs to, by their numbers: what the same launcher started for the same user.
 ///
 /// # Errors
@@ -122,25 +136,11 @@ pub fn find(pids: &[u32]) -> Result<Vec<Listed>, Failure> {
 pub fn job_of(pid: u32) -> Result<Vec<Listed>, Failure> {
     let one = find(&[pid])?.remove(0);
     let process = &one.told.process;
-    let (Some(_), Some(parent)) = (process.rank, parent(pid)) else {
+    let Some(ranks) = ranks_beside(&one, Pages::new().look().rows) else {
         return Err(Failure::usage(format!(
             "process {pid} has no number in a job (LOCAL_RANK and the like); name all processes that belong together"
         )));
     };
-    let look = Pages::new().look();
-    let mut ranks: Vec<Listed> = look
-        .rows
-        .into_iter()
-        .filter(|row| {
-            let other = &row.told.process;
-            row.owner == one.owner
-                && row.state != Life::Elsewhere
-                && other.rank.is_some()
-                && other.world == process.world
-                && self::parent(other.identity.pid) == Some(parent)
-        })
-        .collect();
-    ranks.sort_by_key(|row| row.told.process.rank);
     let numbers: Vec<u32> = ranks.iter().filter_map(|row| row.told.process.rank).collect();
     let is_whole = process.world.is_none_or(|world| numbers.iter().copied().eq(0..world));
     if !is_whole || numbers.windows(2).any(|pair| pair[0] == pair[1]) {
@@ -154,6 +154,45 @@ pub fn job_of(pid: u32) -> Result<Vec<Listed>, Failure> {
     }
     let pids: Vec<u32> = ranks.iter().map(|row| row.told.process.identity.pid).collect();
     find(&pids)
+}
+
+/// Which of these are ranks of the same job as this one, which is one of them, by their numbers: what the same launcher started for the same user. `None`: no launcher gave it a
+/// number.
+fn ranks_beside(one: &Listed, rows: Vec<Listed>) -> Option<Vec<Listed>> {
+    let process = &one.told.process;
+    let (Some(_), Some(parent)) = (process.rank, parent(process.identity.pid)) else { return None };
+    let is_rank = |row: &Listed| {
+        let other = &row.told.process;
+        row.owner == one.owner
+            && row.state != Life::Elsewhere
+            && other.rank.is_some()
+            && other.world == process.world
+            && self::parent(other.identity.pid) == Some(parent)
+    };
+    let mut ranks: Vec<Listed> = rows.into_iter().filter(is_rank).collect();
+    ranks.sort_by_key(|row| row.told.process.rank);
+    Some(ranks)
+}
+
+/// The first of these processes that would be suspended without others of its job, and those: ranks that run, and are not among `rows`. Those that are suspended already are
+/// none of them. A launcher that says that it started one alone is believed.
+pub fn apart(rows: &[Listed]) -> Option<(&Listed, Vec<u32>)> {
+    let identity = |row: &Listed| row.told.process.identity;
+    let is_of_several = |row: &&Listed| {
+        let process = &row.told.process;
+        [process.world, process.job_world].into_iter().flatten().any(|ranks| ranks > 1)
+    };
+    let is_missed = |row: &Listed| {
+        !identity(row).life().is_over()
+            && row.told.levels.suspended == 0
+            && rows.iter().all(|named| identity(named) != identity(row))
+    };
+    let all = Pages::new().look().rows;
+    rows.iter().filter(is_of_several).find_map(|row| {
+        let missed: Vec<Listed> = ranks_beside(row, all.clone())?.into_iter().filter(is_missed).collect();
+        let pids: Vec<u32> = missed.iter().map(|row| row.told.process.identity.pid).collect();
+        (!pids.is_empty()).then_some((row, pids))
+    })
 }
 
 /// The ranks of the one job of which any are here, by their numbers.

@@ -36,6 +36,11 @@ impl Listed {
         let Identity { namespace, pid, started, image, boot: _ } = self.told.process.identity;
         (self.owner, namespace, pid, started, image)
     }
+
+    /// What it does, for people. One that is suspended waits, whether or not it is stopped as well.
+    pub fn word(&self) -> &'static str {
+        if self.told.levels.suspended > 0 { "suspended" } else { self.state.word() }
+    }
 }
 
 /// A folder or page that is not read.

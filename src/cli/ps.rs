@@ -108,11 +108,11 @@ fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)]) -> String {
     }
     let uuids = differently_numbered(rows);
     let mut table = Table::new(&["pid", "state", "mode", "priority", "held", "used", "name"], b"rllrrrl", BELOW);
-    for row @ Listed { state, told, .. } in rows {
+    for row @ Listed { told, .. } in rows {
         let sum = |of: fn(&gpupool_metrics::Place) -> u64| told.levels.places.rows.iter().map(of).sum::<u64>();
         let cells = vec![
             told.process.identity.pid.to_string(),
-            if told.levels.suspended > 0 { "suspended" } else { state.word() }.to_owned(),
+            row.word().to_owned(),
             told.levels.mode.clone(),
             told.levels.priority.to_string(),
             format_size(sum(|place| place.held)),

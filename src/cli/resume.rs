@@ -18,12 +18,16 @@ the program stays suspended with all that it has, and can be resumed again once 
 
 Examples:
   gpupool resume 4711
+  gpupool resume --job 4711      all ranks of the job that 4711 is one of
   gpupool resume --json 4711 4712"
 )]
 pub struct Args {
-    /// Their numbers, as gpupool ps lists them
-    #[arg(required = true)]
+    /// Their numbers, as gpupool ps lists them. May be left out with --job
+    #[arg(required_unless_present = "job")]
     pid: Vec<u32>,
+    /// All ranks of the job that this process is one of; without a process, of the one job that is there
+    #[arg(long)]
+    job: bool,
     /// One JSON array
     #[arg(long)]
     json: bool,
@@ -34,7 +38,11 @@ pub struct Args {
 /// # Errors
 /// One cannot be asked, or nothing can be printed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let rows = control::find(&args.pid)?;
+    let mut rows = control::named(&args.pid, args.job)?;
+    // Who names the job means those of its ranks that are suspended: one of them may have been resumed alone.
+    if args.job && rows.iter().any(|row| row.told.levels.suspended > 0) {
+        rows.retain(|row| row.told.levels.suspended > 0);
+    }
     let mut lost = Vec::new();
     for row in &rows {
         let pid = row.told.process.identity.pid;

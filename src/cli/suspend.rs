@@ -18,6 +18,8 @@ use crate::{stdout, terminal, whole};
 #[command(
     after_help = "Their addresses stay, and gpupool resume brings everything back. What is not the pool's stays on the GPU: contexts,
 modules, what libraries took from the driver themselves. Several programs are suspended together or not at all.
+A rank of a job is suspended together with the others that run here under gpupool (--job, or all of them named) or refused: they wait for it in their collectives
+until it is resumed, and NCCL's watchdog may end them. --alone suspends it nevertheless.
 With --process the driver's own checkpoint (driver 570 and later) follows: contexts, modules and what libraries took leave too, and the GPU shows nothing
 of the program. Memory that the driver could not bring back has to have left before, so with --to host or --to DIR; where there is any, or the driver refuses, the program is
 resumed as it was. gpupool resume brings all of it back, and nothing else does: a program that ends meanwhile waits for that.
@@ -30,12 +32,19 @@ Examples:
   gpupool suspend 4711
   gpupool suspend --to /scratch/me 4711            to a disk
   gpupool suspend --to host --wait 60s 4711 4712   two ranks of a job
+  gpupool suspend --job 4711                       all ranks of the job that 4711 is one of
   gpupool suspend --json 4711 | jq '.[].bytes'"
 )]
 pub struct Args {
-    /// Their numbers, as gpupool ps lists them
-    #[arg(required = true)]
+    /// Their numbers, as gpupool ps lists them. May be left out with --job
+    #[arg(required_unless_present = "job")]
     pid: Vec<u32>,
+    /// All ranks of the job that this process is one of; without a process, of the one job that is there
+    #[arg(long)]
+    job: bool,
+    /// These alone, where others of the same job are not named: they may wait for them in a collective until these are resumed
+    #[arg(long, conflicts_with = "job")]
+    alone: bool,
     /// Where the memory goes: to GPUs that the program only borrows from (peers), to the host (host), to either, such GPUs first (any),
     /// or into a folder, which is made if it is not there (./any is one; a name without a slash has to be there)
     #[arg(long, default_value = "any", value_name = "any|peers|host|DIR", value_parser = clap::builder::OsStringValueParser::new().try_map(to))]
@@ -83,7 +92,14 @@ fn wait(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// One cannot be asked, or nothing can be printed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let rows = control::find(&args.pid)?;
+    let rows = control::named(&args.pid, args.job)?;
+    if !args.alone
+        && let Some((row, ranks)) = control::apart(&rows)
+    {
+        let refused = control::ask_all(std::slice::from_ref(row), &Request::Apart { ranks });
+        control::print(&refused, args.json, "", "")?;
+        return Ok(ExitCode::FAILURE);
+    }
     let target = args.to.clone();
     let told = match rows.as_slice() {
         [_] => {

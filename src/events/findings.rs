@@ -176,6 +176,9 @@ impl Finding {
             ("GP022", Some("streams")) => {
                 "free what cudaMallocAsync gave before the program is suspended, or have all of it leave: gpupool suspend --process --to host PID"
             }
+            ("GP022", Some("siblings")) => {
+                "suspend all ranks of the job: gpupool suspend --job PID; --alone where the others do not wait for this one"
+            }
             ("GP022", Some("ill")) => "have its memory leave the GPU that had the error first: gpupool drain GPU",
             ("GP022", Some("driver" | "ending" | "past" | "came")) => {
                 "resume the program and suspend it again; where it stays so, gpupool explain GP022 says more"
@@ -230,6 +233,7 @@ mod tests {
     fn what_helps_depends_on_the_cause_where_the_facts_name_one() {
         let fix = |cause| Finding::STAYED_SUSPENDED.fix_for(cause);
         assert!(fix(Some("room")).contains("--to DIR") && fix(Some("addresses")).contains("ulimit"));
+        assert!(fix(Some("siblings")).contains("--job PID"));
         assert_eq!((fix(Some("pages")), fix(None)), (Finding::STAYED_SUSPENDED.fix, Finding::STAYED_SUSPENDED.fix));
         assert_eq!(Finding::STRAY_CONTEXT.fix_for(Some("room")), Finding::STRAY_CONTEXT.fix);
     }

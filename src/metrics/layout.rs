@@ -6,7 +6,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The version of the layout.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// The size of a page in bytes, whatever it holds.
 pub const BYTES: usize = 64 << 10;
 /// The first bytes of every page. A machine of the other byte order does not find them.
@@ -118,6 +118,14 @@ counters! {
     StopsOff,
     /// Bytes that kernels have read over links from memory on other GPUs and the host, as estimated from some launches.
     FarReadBytes,
+    /// Times that the program was suspended (`gpupool suspend`, `GPUPOOL_IDLE_SUSPEND`).
+    Suspensions,
+    /// Times that it was resumed after that.
+    Resumes,
+    /// Images of it that are whole (`gpupool checkpoint`).
+    Images,
+    /// Microseconds for which it was stopped for those images.
+    ImageStopMicroseconds,
 }
 
 impl Counter {

@@ -18,9 +18,12 @@ pub const MOST_TEXT: usize = 2048;
 pub const MOST_PATH: usize = 4095;
 /// Rows of the longest list of what stayed; what goes beyond that is left out.
 const MOST_STAYED: usize = 32;
+/// The most ranks that are named at once; those beyond are left out.
+const MOST_RANKS: usize = 256;
 /// A buffer of this size has room for every message, and one byte more (see [`message::decode`]).
 pub const ROOM: usize = HEAD + size_of::<StoredBytes>() + MOST_PATH + 1;
 const _: () = assert!(HEAD + size_of::<SuspendBytes>() + MOST_PATH < ROOM);
+const _: () = assert!(HEAD + MOST_RANKS * size_of::<U32>() < ROOM);
 const _: () = assert!(HEAD + size_of::<AnswerBytes>() + MOST_TEXT < ROOM);
 const _: () = assert!(HEAD + size_of::<LeftBytes>() + MOST_STAYED * size_of::<U64>() + MOST_TEXT < ROOM);
 const _: () = assert!(HEAD + size_of::<CheckpointBytes>() + MOST_PATH < ROOM);
@@ -32,6 +35,7 @@ const OPEN: u32 = 0x303;
 const GO: u32 = 0x304;
 const CHECKPOINT: u32 = 0x305;
 const FREEZABLE: u32 = 0x306;
+const APART: u32 = 0x307;
 const SET: u32 = 0x320;
 const DRAIN: u32 = 0x321;
 const UNDRAIN: u32 = 0x322;
@@ -113,6 +117,8 @@ pub enum Request {
     /// That its memory leaves the GPUs, once its work is over, for which it has so many milliseconds. `together`: with other programs, so that it is
     /// told when to try ([`Request::Close`]) and what has come of that for all ([`Request::Open`], [`Request::Go`]).
     Suspend { target: Target, patience: u64, together: bool },
+    /// That it says why it is not suspended without these processes, which are ranks of the same job. Nothing is done with it.
+    Apart { ranks: Vec<u32> },
     /// That it comes back, and the program goes on.
     Resume,
     /// It is to stop for a moment, at the same time as the others.
@@ -339,6 +345,10 @@ impl Request {
                 };
                 message::encode(SUSPEND, &[bytes.as_bytes(), path].concat())
             }
+            Self::Apart { ranks } => {
+                let ranks: Vec<U32> = ranks.iter().take(MOST_RANKS).map(|rank| (*rank).into()).collect();
+                message::encode(APART, ranks.as_bytes())
+            }
             Self::Resume => message::encode(RESUME, &[]),
             Self::Close => message::encode(CLOSE, &[]),
             Self::Open => message::encode(OPEN, &[]),
@@ -370,6 +380,11 @@ impl Request {
                     SuspendBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
                 let target = Target::of(target.get(), path).ok_or(Unread::Nonsense)?;
                 Ok(Self::Suspend { target, patience: patience.get(), together: yes_or_no(together)? })
+            }
+            (APART, body) => {
+                let ranks = <[U32]>::ref_from_bytes(body).ok().filter(|ranks| ranks.len() <= MOST_RANKS);
+                let ranks = ranks.ok_or(Unread::Nonsense)?;
+                Ok(Self::Apart { ranks: ranks.iter().map(|rank| rank.get()).collect() })
             }
             (RESUME, []) => Ok(Self::Resume),
             (CLOSE, []) => Ok(Self::Close),
@@ -595,6 +610,7 @@ mod tests {
             why: String,
             keep: u32,
             texts in proptest::collection::vec("[^\u{1f}]{0,20}", 0..9),
+            ranks in proptest::collection::vec(any::<u32>(), 0..MOST_RANKS),
         ) {
             let [patience, moved, stayed] = numbers;
             let give_way = Request::GiveWay { gpu, bytes: moved, priority: keep % (GUARANTEED + 1), patience };
@@ -609,7 +625,7 @@ mod tests {
                 [false, true].map(|together| Request::Suspend { target: target.clone(), patience, together });
             let words =
                 [Request::Resume, Request::Close, Request::Open, Request::Go, Request::Freezable, Request::Set(texts.clone()), checkpoint];
-            for request in drains.into_iter().chain(suspend).chain(words) {
+            for request in drains.into_iter().chain(suspend).chain(words).chain([Request::Apart { ranks }]) {
                 let bytes = request.encode();
                 prop_assert!(bytes.len() < ROOM);
                 prop_assert_eq!(Request::decode(&bytes), Ok(request));
@@ -628,7 +644,7 @@ mod tests {
         #[test]
         fn any_bytes_are_a_message_or_none(bytes: Vec<u8>) {
             let kinds = [
-                SUSPEND, RESUME, CLOSE, OPEN, GO, SET, DRAIN, UNDRAIN, CHECKPOINT, FREEZABLE, PROGRESS, ANSWER, QUIET, BUSY, CHANGED, LEFT,
+                SUSPEND, APART, RESUME, CLOSE, OPEN, GO, SET, DRAIN, UNDRAIN, CHECKPOINT, FREEZABLE, PROGRESS, ANSWER, QUIET, BUSY, CHANGED, LEFT,
                 STORED,
             ];
             let framed = kinds.map(|kind| message::encode(kind, &bytes));

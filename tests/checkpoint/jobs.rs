@@ -213,7 +213,7 @@ fn of_ranks_of_which_one_is_suspended_there_is_no_image_and_it_is_said_why() {
     let pids = ranks.each_ref().map(|rank| rank.pid().to_string()).join(" ");
     let [first, second] = &ranks;
     let suspend = |what: &str| gpupool(first, session.path(), &format!("{what} {}", second.pid())).status.success();
-    assert!(suspend("suspend"));
+    assert!(suspend("suspend --alone"));
     // It has ended its connection before or after it is told when to stop.
     for _ in 0..12 {
         let told = job(first, session.path(), &folder, &pids);

@@ -21,10 +21,21 @@ impl Running {
     #[track_caller]
     pub fn ask(&mut self, line: &str) -> String {
         self.tell(line);
+        self.answer(&format!("an answer to {line}"))
+    }
+
+    /// A line that it says by itself.
+    #[track_caller]
+    pub fn hear(&mut self) -> String {
+        self.answer("a word")
+    }
+
+    #[track_caller]
+    fn answer(&mut self, what: &str) -> String {
         let mut answer = String::new();
-        let read = self.output.read_line(&mut answer).unwrap_or_else(|e| panic!("no answer to {line}: {e}"));
+        let read = self.output.read_line(&mut answer).unwrap_or_else(|e| panic!("not {what}: {e}"));
         if read == 0 {
-            panic!("it ended instead of answering {line}: {}", self.ended());
+            panic!("it ended without {what}: {}", self.ended());
         }
         answer.trim_end().to_owned()
     }

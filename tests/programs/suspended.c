@@ -24,6 +24,9 @@
  *   shut             the third of these is mapped for nobody
  *   lend             the handle of the first of these is given out, so that it has to stay
  *   handle           what the driver answers about the handle of the first, and about who may write to it where it is mapped the second time
+ *   ask              by another thread, all that can be asked about what is kept and about the GPU's memory; asked: the answers, or that it waits still
+ *   give             the handle by which another process opens what is kept; open HANDLE: that is opened, in a context of its own; look: by another thread,
+ *                    what was opened, as check does
  *   check            by another thread, what is kept; checked: how many words were wrong, or that it waits still
  *   drop             what is kept is freed; destroy: its context ends, by another thread; destroyed: whether it has
  *   atexit           the process's end counts in a handler what of that is wrong, and ends with 12 for nothing
@@ -315,6 +318,79 @@ static void *check(void *unused)
     return unused;
 }
 
+static char answers[4096];
+static atomic_int is_answered;
+static CUcontext visiting;
+static CUdeviceptr opened;
+static size_t opened_bytes;
+
+/* Every attribute that the runtime and frameworks ask for, one by one and together, of a byte in the middle; the block's range; and the GPU's memory. */
+static void *ask(void *unused)
+{
+    static const int kinds[] = {1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 16, 18, 19};
+    enum { COUNT = sizeof kinds / sizeof *kinds };
+    CUdeviceptr middle = kept + kept_bytes / 2, base = 0;
+    size_t bytes = 0, free_bytes = 0, total = 0;
+    int wanted[COUNT];
+    uint64_t together[COUNT] = {0};
+    void *outputs[COUNT];
+    char text[4096];
+    int end = 0;
+    CHECK(cuCtxSetCurrent(own));
+    for (int i = 0; i < COUNT; i++) {
+        uint64_t alone = 0;
+        CUresult result = cuPointerGetAttribute(&alone, kinds[i], middle);
+        end += snprintf(text + end, sizeof text - (size_t)end, "%d:%d:%llx ", kinds[i], result, (unsigned long long)alone);
+        wanted[i] = kinds[i];
+        outputs[i] = &together[i];
+    }
+    CHECK(cuPointerGetAttributes(COUNT, wanted, outputs, middle));
+    for (int i = 0; i < COUNT; i++)
+        end += snprintf(text + end, sizeof text - (size_t)end, "%llx ", (unsigned long long)together[i]);
+    CHECK(cuMemGetAddressRange_v2(&base, &bytes, middle));
+    CHECK(cuMemGetInfo_v2(&free_bytes, &total));
+    REQUIRE(free_bytes <= total);
+    snprintf(text + end, sizeof text - (size_t)end, "%llx %zu of %zu", (unsigned long long)base, bytes, total);
+    strcpy(answers, text);
+    atomic_store(&is_answered, 1);
+    return unused;
+}
+
+static void give(void)
+{
+    CUipcMemHandle handle;
+    CHECK(cuCtxSetCurrent(own));
+    CHECK(cuIpcGetMemHandle(&handle, kept));
+    for (size_t at = 0; at < sizeof handle; at++)
+        printf("%02x", ((unsigned char *)&handle)[at]);
+    putchar('\n');
+}
+
+static void open_given(const char *text)
+{
+    CUipcMemHandle handle;
+    for (size_t at = 0; at < sizeof handle; at++)
+        REQUIRE(sscanf(text + 2 * at, "%2hhx", (unsigned char *)&handle + at) == 1);
+    CHECK(cuCtxCreate_v2(&visiting, 0, 0));
+    CHECK(cuIpcOpenMemHandle_v2(&opened, handle, 1));
+    CHECK(cuMemGetAddressRange_v2(NULL, &opened_bytes, opened));
+    puts("opened");
+}
+
+static void *look(void *unused)
+{
+    long found = 0;
+    uint32_t *words = calloc(1, opened_bytes);
+    REQUIRE(words);
+    CHECK(cuCtxSetCurrent(visiting));
+    CHECK(cuMemcpyDtoH_v2(words, opened, opened_bytes));
+    for (size_t at = 0; at < opened_bytes / 4; at++)
+        found += words[at] != (uint32_t)(at * 2654435761u);
+    free(words);
+    atomic_store(&checked, found);
+    return unused;
+}
+
 static void *destroy(void *unused)
 {
     CHECK(cuCtxDestroy_v2(own));
@@ -479,6 +555,20 @@ int main(void)
         } else if (strcmp(line, "check") == 0 || strcmp(line, "destroy") == 0) {
             atomic_store(&checked, -1);
             REQUIRE(pthread_create(&other, NULL, *line == 'c' ? check : destroy, NULL) == 0 && pthread_detach(other) == 0);
+            puts("asked");
+        } else if (strcmp(line, "ask") == 0) {
+            atomic_store(&is_answered, 0);
+            REQUIRE(pthread_create(&other, NULL, ask, NULL) == 0 && pthread_detach(other) == 0);
+            puts("it does");
+        } else if (strcmp(line, "asked") == 0) {
+            puts(atomic_load(&is_answered) ? answers : "it waits");
+        } else if (strcmp(line, "give") == 0) {
+            give();
+        } else if (strncmp(line, "open ", 5) == 0) {
+            open_given(line + 5);
+        } else if (strcmp(line, "look") == 0) {
+            atomic_store(&checked, -1);
+            REQUIRE(pthread_create(&other, NULL, look, NULL) == 0 && pthread_detach(other) == 0);
             puts("asked");
         } else if (strcmp(line, "checked") == 0) {
             printf("%ld\n", atomic_load(&checked));

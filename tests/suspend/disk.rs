@@ -1,5 +1,6 @@
 //! `gpupool suspend --to DIR`: a program's memory goes into files of a folder, and comes back.
 
+use super::host::ITS_HANDLE;
 use super::{MIB, ends_well, gpupool, page, refused, suspended, told};
 use gpupool_metrics::Snapshot;
 use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, held_writers};
@@ -335,6 +336,70 @@ fn a_program_that_is_killed_leaves_files_that_the_next_one_removes() {
         ends_well(program);
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// It is killed before it has written all, and the command by which it was asked says so.
+#[test]
+fn a_program_that_is_killed_while_it_goes_to_a_disk_leaves_files_that_the_next_one_removes() {
+    let folder = tempfile::tempdir().unwrap();
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let entries = || std::fs::read_dir(folder.path()).unwrap().count();
+    for _ in 0..2 {
+        let mut program = suspended("1x1GiB").start(None);
+        program.ask("keep 256");
+        let mut command = Command::new(artifact_folder().join("gpupool"));
+        command.args(["suspend", "--to"]).arg(folder.path()).arg(program.pid().to_string());
+        command.env("XDG_RUNTIME_DIR", program.session()).env_remove("LD_PRELOAD").stderr(Stdio::piped());
+        let asked = command.spawn().unwrap();
+        let writers = eventually("the writing", || held_writers(&program, processors.min(16)));
+        eventually("its folder", || (entries() == 1).then_some(()));
+        program.signal(libc::SIGKILL);
+        drop(writers);
+        let (status, _folder) = program.end();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGKILL), "{status}");
+        let ended = asked.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!ended.status.success() && said.lines().count() == 1 && said.contains("it ended before"), "{said}");
+        assert_eq!(entries(), 1, "what the one before left is gone, and nobody has removed this one's");
+    }
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 64");
+    suspend_to(&program, folder.path());
+    let own: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert_eq!(own.len(), 1, "{own:?}");
+    let verified = gpupool(&program, &format!("store verify {}", own[0].display()));
+    assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
+    told(&program, "resume");
+    assert_eq!(entries(), 0);
+    is_right(&mut program);
+    ends_well(program);
+}
+
+/// It goes to the driver's memory on the host, so nothing of it is in a file.
+#[test]
+fn what_the_program_made_itself_goes_to_the_host_beside_the_files_and_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    assert_eq!(program.ask("make 64"), "made");
+    at_work(&mut program, 1);
+    for _ in 0..3 {
+        let left = suspend_to(&program, folder.path());
+        assert!(left["bytes"].as_u64() >= Some((64 + 40) * MIB), "{left}");
+        let empty = |page: &Snapshot| page.levels.suspended > 0 && lies(page).2 == 0 && lies(page).0 == 0;
+        let page = eventually("empty GPUs", || page(&program).filter(empty));
+        let on_host = page.levels.places.rows.iter().filter(|place| place.on_host && !place.on_disk);
+        assert!(on_host.map(|place| place.own).sum::<u64>() >= 64 * MIB, "{page:?}");
+        // What a thread at work has of the pool, and not the rest.
+        assert!((32 * MIB..64 * MIB).contains(&lies(&page).1), "{page:?}");
+        let back = told(&program, "resume");
+        assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &Value::from(0)));
+        goes_on(&mut program);
+        is_right(&mut program);
+        assert_eq!(program.ask("handle"), ITS_HANDLE);
+    }
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+    program.ask("drop");
+    ends_well(program);
 }
 
 /// What removes them ends with it.

@@ -1,5 +1,6 @@
 //! `gpupool suspend --to host`: a program's memory lies in plain memory of the host, once, and comes back.
 
+use super::shared::findings;
 use super::{MIB, at, at_work, ends_well, goes_on, gpupool, page, refused, suspended, told};
 use gpupool_metrics::Snapshot;
 use harness::{Run, Running, artifact_folder, eventually};
@@ -322,7 +323,7 @@ fn a_call_of_the_driver_that_fails_on_the_way_there_or_back_loses_nothing() {
 }
 
 /// What the program hears of the first handle that it made, at both of its addresses.
-const ITS_HANDLE: &str = "on 0 of kind 1, access 1, the same, right";
+pub(super) const ITS_HANDLE: &str = "on 0 of kind 1, access 1, the same, right";
 
 #[test]
 fn what_the_program_made_itself_goes_the_same_way() {
@@ -372,6 +373,10 @@ fn what_the_program_made_itself_goes_otherwise_where_somebody_else_knows_its_pag
     assert_eq!((program.ask("make 64"), program.ask("lend")), ("made".to_owned(), "lent".to_owned()));
     let left = told(&program, "suspend --to host");
     assert_eq!((left["bytes"].as_u64(), left["stayed_bytes"].as_u64()), (Some(60 * MIB), Some(4 * MIB)), "{left}");
+    let found = findings(&program);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].0 == "own" && found[0].1.contains("4.0 MiB stayed on its GPU"), "{found:?}");
+    assert!(found[0].1.contains("others know it by its pages"), "{found:?}");
     told(&program, "resume");
     is_right(&mut program);
     assert_eq!(program.ask("handle"), ITS_HANDLE);

@@ -1,7 +1,7 @@
 //! Signals for a thread that waits for the program to be resumed.
 
-use super::{ends_well, suspended, told};
-use harness::{Running, Traced, at_work, goes_on};
+use super::{MIB, ends_well, page, suspended, told};
+use harness::{Run, Running, Traced, at_work, goes_on, repository};
 
 /// The signals that a thread of it has blocked.
 fn blocked(program: &Running, thread: i32) -> String {
@@ -70,4 +70,24 @@ fn a_thread_that_jumps_out_of_a_handler_while_it_waits_resumes_the_program() {
     program.ask("working");
     goes_on(&mut program);
     ends_well(program);
+}
+
+/// Python's handler of it only notes that it came, and the program hears of it once the call is back.
+#[test]
+fn a_keyboard_interrupt_resumes_a_python_program_which_ends_as_it_wants() {
+    let script = repository().join("tests/clients/interrupted.py");
+    let run = Run::command("python3").env("PYTHONDONTWRITEBYTECODE", "1").arg(script).sim("1x1GiB");
+    let mut program = run.env("GPUPOOL_RESERVE", "16MiB").shim().start(None);
+    assert_eq!(program.ask("begin"), "it begins");
+    let left = told(&program, "suspend --to host --wait 60s");
+    assert!(left["bytes"].as_u64() >= Some(8 * MIB), "{left}");
+    // The main thread waits in a call.
+    let traced = Traced::begin(program.pid() as i32).unwrap();
+    traced.sleeps_twice();
+    assert!(page(&program).is_some_and(|page| page.levels.suspended > 0));
+    program.signal(libc::SIGINT);
+    drop(traced);
+    assert_eq!(program.hear(), "interrupted: right");
+    let (status, _folder) = program.ends();
+    assert!(status.success(), "{status}");
 }

@@ -69,6 +69,8 @@ families! {
 
     PROCESS: Gauge true "gpupool_process_info" ["pid", "user", "mode", "version"] "A process that runs under gpupool.";
     STOPPED: Gauge true "gpupool_process_stopped" [] "1 while the process is stopped (SIGSTOP, a debugger) or frozen (its control group), and what it told last is old.";
+    SUSPENDED: Gauge true "gpupool_process_suspended" [] "1 while the process is suspended (gpupool suspend, GPUPOOL_IDLE_SUSPEND): its memory has left its GPUs.";
+    SUSPENDED_SINCE: Gauge true "gpupool_process_suspended_timestamp_seconds" [] "When the process was suspended; not there while it is not.";
     CREATED: Gauge true "gpupool_process_first_allocation_timestamp_seconds" [] "When the process first allocated.";
     UPDATED: Gauge true "gpupool_process_updated_timestamp_seconds" [] "When the process last told of a change.";
 
@@ -123,6 +125,10 @@ families! {
         "Bytes that came near to the GPU that uses them, or left it (away), by where they were or are then: peers or host.";
     MOVING: Counter true "gpupool_moving_seconds_total" [] "Time for which moves held a thread of the program up, beyond the work in front of them.";
     AWAITING: Counter true "gpupool_move_awaiting_seconds_total" [] "Time for which moves waited for the work in front of them.";
+    SUSPENSIONS: Counter true "gpupool_suspensions_total" [] "Times that the process was suspended.";
+    RESUMES: Counter true "gpupool_resumes_total" [] "Times that the process was resumed after that.";
+    IMAGES: Counter true "gpupool_images_total" [] "Images of the memory of the process that are whole (gpupool checkpoint).";
+    IMAGE_STOPS: Counter true "gpupool_image_stop_seconds_total" [] "Time for which the process was stopped for its images.";
     STOPS: Counter true "gpupool_move_stops_total" ["reason"] "Times that moving stopped, or a move was not made.";
 }
 
@@ -164,6 +170,10 @@ impl<'a> Families<'a> {
         let (pid, user) = (process.identity.pid.to_string(), owner.to_string());
         self.set(&PROCESS, of, &[&pid, &user, &levels.mode, &process.library], 1.0);
         self.set(&STOPPED, of, &[], f64::from(u8::from(state.is_halted())));
+        self.set(&SUSPENDED, of, &[], f64::from(u8::from(levels.suspended > 0)));
+        if levels.suspended > 0 {
+            self.set(&SUSPENDED_SINCE, of, &[], seconds(levels.suspended));
+        }
         self.set(&CREATED, of, &[], seconds(process.created));
         // A page begins before its first levels are known.
         if levels.updated > 0 {
@@ -341,5 +351,9 @@ fn exported_as(counter: Counter) -> (&'static Family, &'static [&'static str], f
         Counter::StopsGraphs => (&STOPS, &["graphs"], 1.0),
         Counter::StopsOff => (&STOPS, &["off"], 1.0),
         Counter::FarReadBytes => plain(&FAR_READ),
+        Counter::Suspensions => plain(&SUSPENSIONS),
+        Counter::Resumes => plain(&RESUMES),
+        Counter::Images => plain(&IMAGES),
+        Counter::ImageStopMicroseconds => (&IMAGE_STOPS, &[], MICROSECONDS),
     }
 }

@@ -262,7 +262,7 @@ const COLUMNS: [Column; 11] = [
         from: 80,
         cell: |row| row.told().process.rank.map_or(String::new(), |r| r.to_string()),
     },
-    Column { heading: "state", width: 9, from: 100, cell: |row| row.listed.state.word().to_owned() },
+    Column { heading: "state", width: 9, from: 100, cell: |row| row.listed.word().to_owned() },
     Column { heading: "mode", width: 7, from: 130, cell: |row| clean(&row.told().levels.mode) },
     Column { heading: "used", width: 10, from: 0, cell: |row| format_size(row.used()) },
     Column { heading: "held", width: 10, from: 80, cell: |row| format_size(row.held()) },
@@ -403,7 +403,7 @@ fn details(state: &State, row: &Shown, width: usize) -> Vec<Line<'static>> {
     };
     let since = words::time(state.now().saturating_sub(process.created) as f64 / 1e6);
     lines.heading(&format!("pid {}, {}{rank}", process.identity.pid, clean(&process.name)));
-    let (life, mode) = (row.listed.state.word(), clean(&told.levels.mode));
+    let (life, mode) = (row.listed.word(), clean(&told.levels.mode));
     lines.text(&format!(
         "{life}, mode {mode}, user {}, first allocation {since} ago, gpupool {}",
         row.listed.owner,

@@ -188,6 +188,7 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
             });
             if_wanted(done, is_wanted)
         }
+        Request::Apart { ranks } => Err(suspend::refuse_alone(&ranks)),
         Request::Resume => suspend::resume(&mut progress),
         Request::Close | Request::Open | Request::Go => {
             Err("this is said to a program that is being suspended together with others".to_owned())

@@ -80,6 +80,7 @@ fn counters(usage: &Usage, tally: context::Totals) -> Vec<(Counter, u64)> {
         (Counter::FarReadBytes, tiers::far::read_bytes()),
     ];
     counters.extend(tiers::totals::counters());
+    counters.extend(suspend::totals::counters());
     counters
 }
 

@@ -15,9 +15,9 @@ use crate::backing::open::Opened;
 use crate::backing::{level, terms};
 use crate::gate::{self, Held};
 use crate::image::{self, Failed, Shuttle};
-use crate::log;
-use crate::suspend::{self, Agreement, Alone};
+use crate::suspend::{self, Agreement, Alone, totals};
 use crate::watch::context::Keeping;
+use crate::{bell, log};
 use blocks::Subject;
 use gpupool_config::format_size;
 use gpupool_cuda::Driver;
@@ -177,6 +177,8 @@ fn told_of(asked: &Asked, begun: Instant, taken: Result<(Written, Done), String>
                     ),
                 );
             }
+            totals::has_image(done.stopped);
+            bell::changed();
             log::emit(|| told(&asked.folder, &done));
             Ok(done)
         }

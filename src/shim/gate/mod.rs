@@ -32,7 +32,7 @@ mod threads;
 
 pub use reasons::{Reason, found};
 pub use threads::{
-    after_fork_in_child, ask, does_whoever_waits_ask, enter, enter_by_hand, has_asked, wait_while_held,
+    after_fork_in_child, ask, does_whoever_waits_ask, enter, enter_by_hand, enter_unless, has_asked, wait_while_held,
     whoever_waits_asks,
 };
 

@@ -35,6 +35,77 @@ mod kind {
     pub const MEMORY_BLOCK_ID: i32 = 20;
 }
 
+/// Which of these questions are answered by what is known of an address, so that no move changes the answer and nobody has to wait for one that is under way, or for a
+/// program's resumption: by none of them is the driver asked about memory that may be mapped elsewhere now, or nowhere.
+pub mod known {
+    use super::{CUdeviceptr, Known, address, kind};
+    use std::ffi::{c_int, c_uint, c_void};
+
+    /// Whether what is known of device memory has this attribute: all but those by which the driver's handles behind an address are meant.
+    fn is_of_block(attribute: c_int) -> bool {
+        use kind as a;
+        matches!(
+            attribute,
+            a::CONTEXT
+                | a::MEMORY_TYPE
+                | a::DEVICE_POINTER
+                | a::HOST_POINTER
+                | a::SYNC_MEMOPS
+                | a::BUFFER_ID
+                | a::IS_MANAGED
+                | a::DEVICE_ORDINAL
+                | a::RANGE_START
+                | a::RANGE_SIZE
+                | a::MAPPED
+                | a::ACCESS_FLAGS
+                | a::MAPPING_SIZE
+                | a::MAPPING_BASE
+        )
+    }
+
+    /// # Safety
+    /// None: it is one so that all rows have their question asked in the same way.
+    pub unsafe fn pointer_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> bool {
+        match address::known(ptr) {
+            _ if data.is_null() => false,
+            Known::Pooled(_) => is_of_block(attribute),
+            // Pinned memory never moves, whoever answers.
+            Known::Freed | Known::Pinned(_) => true,
+            Known::Managed(_) | Known::Foreign => false,
+        }
+    }
+
+    /// # Safety
+    /// As of [`super::pointer_attributes`].
+    pub unsafe fn pointer_attributes(
+        count: c_uint,
+        attributes: *mut c_int,
+        data: *mut *mut c_void,
+        ptr: CUdeviceptr,
+    ) -> bool {
+        if attributes.is_null() || data.is_null() {
+            return false;
+        }
+        match address::known(ptr) {
+            Known::Pooled(_) => (0..count as usize).all(|index| {
+                // SAFETY: the caller vouches for as many attributes and pointers, neither list is NULL.
+                let (attribute, output) = unsafe { (*attributes.add(index), *data.add(index)) };
+                is_of_block(attribute) && !output.is_null()
+            }),
+            // Of what is freed the driver is asked by no address.
+            Known::Freed | Known::Pinned(_) => true,
+            Known::Managed(_) | Known::Foreign => false,
+        }
+    }
+
+    /// # Safety
+    /// None: it is one so that all rows have their question asked in the same way.
+    pub unsafe fn address_range(_: *mut CUdeviceptr, _: *mut usize, ptr: CUdeviceptr) -> bool {
+        // Managed memory has a range of its own, too. Without a context the driver says that, and looks at no address.
+        !matches!(address::known(ptr), Known::Foreign)
+    }
+}
+
 /// `CU_MEMORYTYPE_DEVICE`.
 const DEVICE_MEMORY: u32 = 2;
 

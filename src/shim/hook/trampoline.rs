@@ -86,6 +86,15 @@ macro_rules! enter {
             None
         }
     };
+    // A question that waits only where it needs the driver. The body finds out the same, so this is one of its calls but for the gate: a handler of a signal finds the thread inside.
+    ($name:ident: $subject:ident::$body:ident, unless $is_known:expr) => {
+        gate::enter_unless(const { Mark::new(Index::$name as u16) }, name_of, || {
+            run::takes_part(Api(stringify!($name))).then(guard::enter).flatten().is_some_and(|_inside| {
+                // SAFETY: the arguments are those of this call.
+                unsafe { $is_known }
+            })
+        })
+    };
 }
 
 /// Behind all that a row does.
@@ -282,7 +291,7 @@ macro_rules! trampoline {
                 super::query::passed_on(Api(stringify!($name)), result);
             }
             return result;
-        } }
+        }, known (super::query::known::$body($($a),*)) }
     };
     // What is given a handle, or a list of them: the driver is to have another than the program's. The body gets the call as a
     // function of that argument, which comes first and takes the place of the program's.
@@ -316,7 +325,7 @@ macro_rules! trampoline {
     ($name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*)) => {
         trampoline! { @answers $name($($p: $t),*) => $subject::$body($($a),*) }
     };
-    (@answers $name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*) $(, unless ($other:expr) $way:block)?) => {
+    (@answers $name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*) $(, unless ($other:expr) $way:block)? $(, known ($known:expr))?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the name is the driver's")]
         pub unsafe extern "C-unwind" fn $name($($p: $t),*) -> CuResult {
@@ -328,7 +337,7 @@ macro_rules! trampoline {
                 unsafe { function($($p),*) }
             };
             let enter = const { if is_quick(stringify!($subject), stringify!($body)) { guard::enter } else { guard::enter_sheltered } };
-            let passed = enter!($name: $subject::$body);
+            let passed = enter!($name: $subject::$body $(, unless $known)?);
             note!($subject::$body);
             let Some(_inside) = run::takes_part(Api(stringify!($name))).then(enter).flatten() else {
                 let result = call();

@@ -24,6 +24,7 @@ mod parting;
 mod put;
 pub mod spare;
 mod stored;
+pub mod totals;
 mod turns;
 pub mod vacate;
 
@@ -99,6 +100,8 @@ struct Settles {
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
 /// Why the state cannot be had.
 const BUSY: &str = "an image of it is being written, or another command moves its memory";
+/// The cause of GP022 where a rank was to be suspended without others of its job.
+const SIBLINGS: &str = "siblings";
 /// Causes of GP022 that were told.
 static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 /// Microseconds since the epoch; 0 while the program runs.
@@ -144,6 +147,30 @@ pub fn suspend(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
     suspend_behind(target, deadline, is_wanted, agreement, &mut |_, _| Ok(()), progress)
+}
+
+/// Why this program is not suspended without `ranks`, processes of the same job that nobody named, in words; it is told as a finding as well. A rank that waits for this one in
+/// a collective would hang until it is resumed, and NCCL's watchdog may end it meanwhile.
+///
+/// The command knows which those are, and this process does not: it sees no other's page. It is asked all the same, since its log and its report are where findings are.
+pub fn refuse_alone(ranks: &[u32]) -> String {
+    let pids = ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let (processes, run, them) = match ranks {
+        [_] => ("process", "runs", "it is"),
+        _ => ("processes", "run", "they are"),
+    };
+    let why = format!(
+        "it is a rank of a job of which {processes} {pids} {run} as well, and {them} not named: gpupool suspend --job {} suspends all of them together, --alone this one \
+         without the others, which may wait for it in a collective until it is resumed, or be ended by NCCL's watchdog (GP022)",
+        std::process::id()
+    );
+    // Once: whoever asks in a loop has heard it.
+    if SAID.lock().insert(SIBLINGS) {
+        let what = format!("it was not suspended, and all of its memory stayed: {why}");
+        let facts = [("cause", SIBLINGS.to_owned()), ("processes", pids)];
+        finding::make(&Finding::STAYED_SUSPENDED, None, &site::here(), &facts, &what);
+    }
+    why
 }
 
 /// What is done with a program that is held, before anything of it leaves; it tells how many bytes of how many are done.
@@ -264,6 +291,7 @@ pub fn suspend_behind(
     let done = Done { moved, stayed: stayed_bytes, to_disk, stored, took: begun.elapsed(), waited };
     *state = Some(Suspended { held, parted, put, settles: None });
     drop(state);
+    totals::is_suspended();
     told_anew();
     log::emit(|| {
         let Done { moved, stayed, took, waited, .. } = done;
@@ -417,6 +445,10 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         _ => come_back(progress)?,
     };
     let Done { moved, stayed, .. } = done;
+    if is_suspended {
+        totals::is_resumed();
+        bell::changed();
+    }
     if stayed > 0 && is_suspended {
         tracing::warn!(
             target: "gpupool::memory", about = "suspend",

@@ -1,0 +1,132 @@
+//! Ranks of a job, which wait for each other on their GPUs: they are suspended together, or one is refused.
+
+use super::{ends_well, suspended};
+use harness::{Running, artifact_folder, at_work, eventually, goes_on, page_of};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// As a launcher would start them that says of `world` ranks: of a program of its own each, whose pages are in one folder.
+fn ranks(session: &TempDir, count: u32, world: u32) -> Vec<Running> {
+    let rank = |number: u32| {
+        let run = suspended("1x1GiB").env("LOCAL_RANK", number.to_string());
+        let run = run.env("LOCAL_WORLD_SIZE", world.to_string()).env("GPUPOOL_DEVICES", "0").log();
+        let mut program = run.start(Some(session.path()));
+        at_work(&mut program, 1);
+        program
+    };
+    (0..count).map(rank).collect()
+}
+
+fn gpupool(session: &Path, arguments: &str) -> Output {
+    let mut command = Command::new(artifact_folder().join("gpupool"));
+    command.args(arguments.split(' ')).env("XDG_RUNTIME_DIR", session).env_remove("LD_PRELOAD");
+    command.output().unwrap()
+}
+
+#[track_caller]
+fn done(session: &TempDir, arguments: &str) -> Value {
+    let ended = gpupool(session.path(), arguments);
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(ended.status.success(), "{arguments}: {said}");
+    serde_json::from_slice(&ended.stdout).unwrap_or_else(|error| panic!("{arguments}: {error}: {said}"))
+}
+
+/// The one line by which it was refused.
+#[track_caller]
+fn refused(session: &TempDir, arguments: &str) -> String {
+    let ended = gpupool(session.path(), arguments);
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(!ended.status.success() && said.lines().count() == 1, "{arguments}: {said}");
+    said
+}
+
+/// Which of them are suspended, as their pages say.
+fn are_suspended(session: &TempDir, ranks: &[Running]) -> Vec<bool> {
+    let of_one = |rank: &Running| page_of(session.path(), rank.pid()).map(|page| page.levels.suspended > 0);
+    ranks.iter().map(|rank| of_one(rank).unwrap_or_else(|| panic!("process {} has no page", rank.pid()))).collect()
+}
+
+/// Causes of GP022 in its log.
+fn causes(rank: &Running) -> Vec<String> {
+    let log = std::fs::read_to_string(rank.log()).unwrap();
+    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let found = events.filter(|event| event["code"] == "GP022");
+    found.map(|event| event["facts"]["cause"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn one_rank_alone_is_refused_with_the_numbers_of_the_others_unless_that_is_meant() {
+    let session = tempfile::tempdir().unwrap();
+    let mut ranks = ranks(&session, 3, 3);
+    let [first, second, third] = [0, 1, 2].map(|rank: usize| ranks[rank].pid());
+    for _ in 0..2 {
+        let said = refused(&session, &format!("suspend --to host {first}"));
+        assert!(said.contains(&format!("process {first}: ")) && said.contains("GP022"), "{said}");
+        assert!(said.contains(&format!("processes {second}, {third} run as well")), "{said}");
+        assert!(said.contains(&format!("--job {first}")) && said.contains("--alone"), "{said}");
+    }
+    let said = refused(&session, &format!("suspend {third} {first}"));
+    assert!(said.contains(&format!("process {third}: ")) && said.contains(&format!("process {second} runs as well")));
+    let json = gpupool(session.path(), &format!("suspend --json {second}"));
+    let told: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert!(told[0]["error"].as_str().is_some_and(|why| why.contains("--job")), "{told}");
+    assert_eq!(are_suspended(&session, &ranks), [false; 3]);
+    ranks.iter_mut().for_each(goes_on);
+    // Told once by each that was asked, whoever asks in a loop.
+    assert_eq!(ranks.iter().map(causes).collect::<Vec<_>>(), [["siblings"], ["siblings"], ["siblings"]]);
+
+    done(&session, &format!("suspend --json --alone {first}"));
+    assert_eq!(are_suspended(&session, &ranks), [true, false, false]);
+    // One that is suspended already waits for nobody.
+    done(&session, &format!("suspend --json {third} {second}"));
+    assert_eq!(are_suspended(&session, &ranks), [true; 3]);
+    done(&session, &format!("resume --json {second}"));
+    assert_eq!(are_suspended(&session, &ranks), [true, false, true]);
+    goes_on(&mut ranks[1]);
+    // Those of them that are suspended.
+    let back = done(&session, &format!("resume --json --job {second}"));
+    let pids: Vec<u64> = back.as_array().unwrap().iter().filter_map(|row| row["pid"].as_u64()).collect();
+    assert_eq!(pids, [first, third].map(u64::from));
+    ranks.iter_mut().for_each(goes_on);
+    ranks.into_iter().for_each(ends_well);
+}
+
+#[test]
+fn all_ranks_of_a_job_are_suspended_and_resumed_by_the_number_of_one() {
+    let session = tempfile::tempdir().unwrap();
+    let mut ranks = ranks(&session, 2, 2);
+    let pids: Vec<u64> = ranks.iter().map(|rank| rank.pid().into()).collect();
+    for name in [format!("--job {}", ranks[1].pid()), "--job".to_owned()] {
+        let left = done(&session, &format!("suspend --json --wait 60s --to host {name}"));
+        let told: Vec<u64> = left.as_array().unwrap().iter().filter_map(|row| row["pid"].as_u64()).collect();
+        assert_eq!(told, pids, "in the order of their numbers: {left}");
+        assert_eq!(are_suspended(&session, &ranks), [true; 2]);
+        done(&session, &format!("resume --json {name}"));
+        assert_eq!(are_suspended(&session, &ranks), [false; 2]);
+        ranks.iter_mut().for_each(goes_on);
+    }
+    assert!(refused(&session, "suspend --job 1 2").contains("--job takes one process of the job"));
+    let both = gpupool(session.path(), &format!("suspend --job --alone {}", pids[0]));
+    assert!(!both.status.success() && String::from_utf8_lossy(&both.stderr).contains("cannot be used with"));
+    // One that has ended waits for nobody; the job is not whole without it.
+    ranks.pop().unwrap().kill();
+    let said = refused(&session, &format!("suspend --job {}", pids[0]));
+    assert!(said.contains("has 2 ranks, and those found beside it are 0"), "{said}");
+    eventually("one without the other", || {
+        gpupool(session.path(), &format!("suspend {}", pids[0])).status.success().then_some(())
+    });
+    done(&session, &format!("resume --json {}", pids[0]));
+    ranks.into_iter().for_each(ends_well);
+}
+
+/// A launcher that says so has started one, whatever else its parent has.
+#[test]
+fn ranks_of_jobs_of_one_are_no_siblings() {
+    let session = tempfile::tempdir().unwrap();
+    let ranks = ranks(&session, 2, 1);
+    done(&session, &format!("suspend --json {}", ranks[0].pid()));
+    done(&session, &format!("resume --json {}", ranks[0].pid()));
+    ranks.into_iter().for_each(ends_well);
+}
