@@ -216,10 +216,9 @@ fn whatever_cannot_be_read_is_an_error_and_never_wrong_bytes() {
                     for id in 0..3 {
                         let wanted = memory(seed + id as u8);
                         let mut bytes = vec![0; wanted.len()];
-                        let read: [&dyn Fn(&mut [u8]) -> Result<()>; 2] =
-                            [&|bytes| reader.read_into(id, 0, bytes), &|bytes| reader.read_here(id, 0, bytes)];
-                        for read in read {
-                            match read(&mut bytes) {
+                        for by_many in [true, false] {
+                            let read = if by_many { Reader::read_into } else { Reader::read_here };
+                            match read(&reader, id, 0, &mut bytes) {
                                 Ok(()) => assert!(bytes == wanted, "{failing}: other bytes"),
                                 Err(error) => errors.push(error),
                             }

@@ -390,7 +390,7 @@ fn a_process_that_lies_about_what_it_freed_is_not_believed() {
     };
     assert!(bytes >= 80 * MIB, "{bytes}");
     let none: [OwnedFd; 0] = [];
-    let lie = Reply::Done { moved: 1 << 40, stayed: 0, microseconds: 1, waited: 0 };
+    let lie = Reply::Done { moved: 1 << 40, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 };
     socket.send(&lie.encode(), &none).unwrap();
     // It has asked the driver, and lies elsewhere in part.
     other.ask("check").parse::<u64>().unwrap();
@@ -427,7 +427,7 @@ fn question(folder: &Folder, name: &str) -> (Socket<OwnedFd>, u64) {
 }
 
 fn done(moved: u64) -> Vec<u8> {
-    Reply::Done { moved, stayed: 0, microseconds: 1, waited: 0 }.encode()
+    Reply::Done { moved, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 }.encode()
 }
 
 /// It would be found by nobody then, and wait for all of `GPUPOOL_RECALL_WAIT`.
@@ -566,7 +566,7 @@ fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
         })
     };
     let none: [OwnedFd; 0] = [];
-    let done = |moved| Reply::Done { moved, stayed: 0, microseconds: 1, waited: 0 }.encode();
+    let done = |moved| Reply::Done { moved, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 }.encode();
     let (socket, bytes) = question();
     assert_eq!(bytes, 20 * MIB, "what its page says");
     socket.send(&done(20 * MIB), &none).unwrap();
@@ -607,7 +607,12 @@ fn who_is_heard_to_free_memory_is_waited_for() {
         std::thread::sleep(wait / 20);
     }
     drop(holder);
-    socket.send(&Reply::Done { moved: 240 * MIB, stayed: 0, microseconds: 1, waited: 0 }.encode(), &none).unwrap();
+    socket
+        .send(
+            &Reply::Done { moved: 240 * MIB, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 }.encode(),
+            &none,
+        )
+        .unwrap();
     other.ask("check").parse::<u64>().unwrap();
     std::fs::remove_file(path).unwrap();
     let events = is_whole(other);
