@@ -2,6 +2,7 @@
 //! bare, and nowhere else.
 
 use gpupool_events::Event;
+use gpupool_wire::VERSION;
 use harness::{Output, Run};
 
 /// Two GPUs of 128 MiB and a host: 300 MiB lie on all three.
@@ -417,22 +418,23 @@ fn public_names_and_numbers_open_nothing() {
 #[test]
 fn a_process_of_another_version_is_told_which_one_is_spoken_and_garbage_is_not_answered() {
     let shim = logged(ipc("A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:say:0:99 B:open:0 B:check:0:100").shim());
-    shim.succeeds().says("B:say:0:99: a hold: kind 0 of version 8, then the end");
-    shim.says("B:say:0:99: something else: kind 0 of version 8, then the end");
+    shim.succeeds().says(&format!("B:say:0:99: a hold: kind 0 of version {VERSION}, then the end"));
+    shim.says(&format!("B:say:0:99: something else: kind 0 of version {VERSION}, then the end"));
     shim.says("B:say:0:99: garbage: 0 bytes, then the end").says("B:check:0:100: 0 wrong, ends right");
-    shim.warns("it speaks version 99 of gpupool's messages, and this process version 8");
+    shim.warns(&format!("it speaks version 99 of gpupool's messages, and this process version {VERSION}"));
 }
 
 #[test]
 fn an_importer_says_which_version_the_exporter_speaks() {
     let shim = ipc("A:alloc:0:65536 A:get:0:0 B:imitate:0:99 B:open:0 B:left").shim().go();
     shim.says("B:open:0: 1").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
-    shim.warns(
-        "it speaks version 99 of gpupool's messages, and this process version 8; run both under the same version",
-    );
+    shim.warns(&format!(
+        "it speaks version 99 of gpupool's messages, and this process version {VERSION}; run both under the same version"
+    ));
     // A handle says so, too, before anybody is asked.
     let shim = ipc("A:alloc:0:65536 A:get:0:0 A:stamp:0:98 B:open:0").shim().go();
-    shim.says("B:open:0: 1").warns("it speaks version 98 of gpupool's messages, and this process version 8");
+    let told = format!("it speaks version 98 of gpupool's messages, and this process version {VERSION}");
+    shim.says("B:open:0: 1").warns(&told);
 }
 
 #[test]
