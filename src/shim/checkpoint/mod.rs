@@ -311,18 +311,20 @@ fn finish(writer: Writer, done: Done) -> Result<(Written, Done), String> {
     Ok((written, Done { generation, bytes, stored, fresh, unchanged, damaged, ..done }))
 }
 
+/// For each GPU and owner. Made during the stop, as that would wait for kernels that run.
+type Shuttles = BTreeMap<(u32, u64), Shuttle>;
+
 /// What the stop leaves.
 struct Stop {
     sheltered: Vec<Sheltered>,
-    /// For each GPU and owner. Made during the stop, as that would wait for kernels that run.
-    shuttles: BTreeMap<(u32, u64), Shuttle>,
+    shuttles: Shuttles,
     done: Done,
     total: u64,
 }
 
 /// What there is, and who copies it. A context may be about to end, and what was allocated in it with it, where no other one is left on its GPU: then what there is
 /// without that is what counts, as it was freed while the program was stopped.
-fn found(driver: &'static Driver, opened: &'static Opened) -> Result<(Subject, BTreeMap<(u32, u64), Shuttle>), String> {
+fn found(driver: &'static Driver, opened: &'static Opened) -> Result<(Subject, Shuttles), String> {
     let mapped = |result| format!("the driver answered {result} to mapping its memory a second time");
     let until = Instant::now() + TO_END;
     loop {
@@ -338,7 +340,7 @@ fn found(driver: &'static Driver, opened: &'static Opened) -> Result<(Subject, B
     }
 }
 
-fn shuttles(driver: &'static Driver, subject: &Subject) -> Result<BTreeMap<(u32, u64), Shuttle>, Failed> {
+fn shuttles(driver: &'static Driver, subject: &Subject) -> Result<Shuttles, Failed> {
     let mut shuttles = BTreeMap::new();
     for span in &subject.spans {
         if let Entry::Vacant(shuttle) = shuttles.entry((span.gpu, span.owner)) {
