@@ -38,7 +38,7 @@ pub struct Args {
 /// # Errors
 /// One cannot be asked, or nothing can be printed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let mut rows = control::named(&args.pid, args.job)?;
+    let (mut rows, are_all) = found(args)?;
     // Who names the job means those of its ranks that are suspended: one of them may have been resumed alone.
     if args.job && rows.iter().any(|row| row.told.levels.suspended > 0) {
         rows.retain(|row| row.told.levels.suspended > 0);
@@ -72,5 +72,24 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     for Told { pid, .. } in resumed {
         stdout::print(&format!("process {pid} is resumed already: by another command, or by itself\n"))?;
     }
-    Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if done && are_all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Those that are named and there, and whether they are all: that one of several has ended keeps no other one suspended.
+fn found(args: &Args) -> Result<(Vec<Listed>, bool), Failure> {
+    if args.job || args.pid.len() < 2 {
+        return Ok((control::named(&args.pid, args.job)?, true));
+    }
+    let (mut there, mut missing): (Vec<u32>, Vec<Failure>) = (Vec::new(), Vec::new());
+    for pid in &args.pid {
+        match control::named(&[*pid], false) {
+            Ok(_) => there.push(*pid),
+            Err(failure) => missing.push(failure),
+        }
+    }
+    if there.is_empty() {
+        return Err(missing.swap_remove(0));
+    }
+    missing.iter().for_each(|failure| complain(&failure.to_string()));
+    Ok((control::named(&there, false)?, missing.is_empty()))
 }

@@ -130,3 +130,19 @@ fn ranks_of_jobs_of_one_are_no_siblings() {
     done(&session, &format!("resume --json {}", ranks[0].pid()));
     ranks.into_iter().for_each(ends_well);
 }
+
+#[test]
+fn that_one_of_several_has_ended_keeps_no_other_one_suspended() {
+    let session = tempfile::tempdir().unwrap();
+    let mut programs = ranks(&session, 2, 2);
+    let (lives, killed) = (programs[0].pid(), programs[1].pid());
+    done(&session, &format!("suspend --json --to host {lives} {killed}"));
+    let ended = programs.pop().unwrap();
+    ended.signal(libc::SIGKILL);
+    ended.end();
+    let said = refused(&session, &format!("resume {killed} {lives}"));
+    assert!(said.contains(&format!("process {killed} ")) && said.contains("its process is gone"), "{said}");
+    assert_eq!(are_suspended(&session, &programs), [false]);
+    goes_on(&mut programs[0]);
+    programs.into_iter().for_each(ends_well);
+}

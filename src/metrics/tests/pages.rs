@@ -263,10 +263,11 @@ fn a_newer_layout_is_named_and_still_says_whose_it_is() {
     bytes[8..12].copy_from_slice(&(VERSION + 1).to_ne_bytes());
     let error = read(&bytes[..]).unwrap_err();
     assert!(matches!(error, Unreadable::Version(found) if found == VERSION + 1));
-    assert_eq!(
-        error.to_string(),
-        "its layout has version 7, and this gpupool reads version 6; use the gpupool that is as new as the program's"
+    let (newer, own) = (VERSION + 1, VERSION);
+    let expected = format!(
+        "its layout has version {newer}, and this gpupool reads version {own}; use the gpupool that is as new as the program's"
     );
+    assert_eq!(error.to_string(), expected);
     assert_eq!(identify(&bytes[..]).unwrap(), process().identity);
     bytes[0] ^= 1;
     assert!(matches!(read(&bytes[..]), Err(Unreadable::Foreign)));
