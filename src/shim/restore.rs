@@ -120,6 +120,8 @@ pub fn by_order(driver: &'static Driver) -> Result<u64, Unrestored> {
 
 /// Which block gets the bytes of which block of the image.
 fn paired(opened: &Opened, reader: &Reader) -> Result<Vec<(Block, u64)>, String> {
+    // One that no small block stands on any more is there for a while or not, as it comes.
+    opened.pool.free_empty_slabs();
     let mut blocks: Vec<Block> = opened.pool.stretches().into_iter().map(|(block, _)| block).collect();
     blocks.retain(|block| !checkpoint::is_copy(block));
     blocks.sort_by_key(|block| block.id);

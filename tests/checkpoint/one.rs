@@ -32,26 +32,6 @@ fn an_image_of_a_program_at_work_is_of_one_moment() {
     ends_well(program);
 }
 
-/// Their memory comes and goes with them, that of others is in each image. Ended in the middle of the stop, or while the image is written, they were taken for all that the
-/// GPU has, or for the program going on.
-#[test]
-fn contexts_that_come_and_go_are_in_no_images_way() {
-    const THREADS: u32 = 2;
-    let (_around, folder) = store();
-    let mut program = checkpointed("2x1GiB").start(None);
-    at_work(&mut program, THREADS);
-    let so_far = |program: &mut Running| program.ask("contexts").parse::<u64>().unwrap();
-    let mut before = so_far(&mut program);
-    for generation in 1..=20 {
-        eventually("another context", || (so_far(&mut program) > before).then_some(()));
-        before = so_far(&mut program);
-        assert_eq!(image(&program, &folder, "--keep 2")["generation"], generation);
-        agrees(&mut program, &folder, THREADS);
-    }
-    verifies(&folder);
-    ends_well(program);
-}
-
 /// What `suspended` made of its own, as the newest image has it.
 #[track_caller]
 fn made_is_right(folder: &Path, home: u32, bytes: usize) {
@@ -246,7 +226,13 @@ fn two_at_once_are_one_image_or_two_and_one_folder_is_one_program_s() {
             let asked = [ask(), ask(), ask()];
             asked.map(|asked| asked.join().unwrap())
         });
-        let known = ["is being written already", "others were asking it all the time", "uses this folder"];
+        // The disk may hold up the first for as long as the others wait for their turn.
+        let known = [
+            "is being written already",
+            "others were asking it all the time",
+            "another command is at it",
+            "uses this folder",
+        ];
         let refused = all.iter().filter_map(|told| told["error"].as_str());
         assert!(refused.clone().all(|why| known.iter().any(|known| why.contains(known))), "{all:?}");
         let made = 3 - refused.count();

@@ -71,6 +71,8 @@ impl Subject {
             aliases: BTreeMap::new(),
             own_aliases: Vec::new(),
         };
+        // What small blocks stood on is there for a while or not, as it comes, and is nobody's memory.
+        opened.pool.free_empty_slabs();
         let stretches = opened.pool.stretches();
         for piece in stretches.iter().flat_map(|(_, pieces)| pieces) {
             let Entry::Vacant(alias) = found.aliases.entry(piece.chunk_address) else { continue };

@@ -6,8 +6,9 @@
 //! are not told.
 //!
 //! Events are recorded where they change nothing that the program could notice: in the context and on the stream of the launch, never
-//! during a capture, and around plain launches only. Two of them would part launches that are meant to overlap (programmatic
-//! dependent launches). On the default stream every launch waits for all others by itself, so an event there orders nothing more.
+//! during a capture, and not around launches that record events themselves. Two of them part launches that are meant to overlap
+//! (programmatic dependent launches), for those few that are timed: libraries launch so much that way that nothing would be known of
+//! it otherwise. A cooperative launch waits for no other work once it runs, and for an event as for any other before. On the default stream every launch waits for all others by itself, so an event there orders nothing more.
 
 use super::{Home, now};
 use crate::watch::capture;

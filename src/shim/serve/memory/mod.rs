@@ -361,7 +361,12 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64, is_put: bool, site:
 /// Memory for a GPU is on the host: said the first time, because nothing fails and all that uses it is slow.
 pub fn report_host(home: u32, on_host: u64, bytes: u64) {
     // Within a limit the driver serves what no place has room for, so doing without the host makes no OUT_OF_MEMORY.
-    let (room, advice) = if live::limit().is_set() {
+    let (room, advice) = if terms::is_kept_below(home) {
+        (
+            "room, and what this program had there was given to another one that matters more, for which it is kept for some seconds",
+            "raise GPUPOOL_PRIORITY of this one, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
+        )
+    } else if live::limit().is_set() {
         (
             "room within GPUPOOL_LIMIT",
             "raise GPUPOOL_LIMIT, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
