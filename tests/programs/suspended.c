@@ -299,17 +299,23 @@ static void tell_of_handle(void)
            again == pieces[0] ? "the same" : "another", first == 2654435761u ? "right" : "wrong");
 }
 
-static long wrong_of_kept(void)
+/* Words of a block that are not what was written to it, or not 0 where it is clear. */
+static long wrong_of(CUcontext context, CUdeviceptr block, size_t bytes, int clear)
 {
     long found = 0;
-    uint32_t *words = calloc(1, kept_bytes);
+    uint32_t *words = calloc(1, bytes);
     REQUIRE(words);
-    CHECK(cuCtxSetCurrent(own));
-    CHECK(cuMemcpyDtoH_v2(words, kept, kept_bytes));
-    for (size_t at = 0; at < kept_bytes / 4; at++)
-        found += words[at] != (is_clear ? 0 : (uint32_t)(at * 2654435761u));
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuMemcpyDtoH_v2(words, block, bytes));
+    for (size_t at = 0; at < bytes / 4; at++)
+        found += words[at] != (clear ? 0 : (uint32_t)(at * 2654435761u));
     free(words);
     return found;
+}
+
+static long wrong_of_kept(void)
+{
+    return wrong_of(own, kept, kept_bytes, is_clear);
 }
 
 static void *check(void *unused)
@@ -379,15 +385,7 @@ static void open_given(const char *text)
 
 static void *look(void *unused)
 {
-    long found = 0;
-    uint32_t *words = calloc(1, opened_bytes);
-    REQUIRE(words);
-    CHECK(cuCtxSetCurrent(visiting));
-    CHECK(cuMemcpyDtoH_v2(words, opened, opened_bytes));
-    for (size_t at = 0; at < opened_bytes / 4; at++)
-        found += words[at] != (uint32_t)(at * 2654435761u);
-    free(words);
-    atomic_store(&checked, found);
+    atomic_store(&checked, wrong_of(visiting, opened, opened_bytes, 0));
     return unused;
 }
 

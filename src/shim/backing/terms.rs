@@ -9,6 +9,7 @@ use gpupool_config::Devices;
 use gpupool_cuda::{Device, Driver};
 use gpupool_metrics::drains::{self, Uuid};
 use gpupool_metrics::folder::Roots;
+use gpupool_metrics::stat;
 use gpupool_pool::Place;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -22,21 +23,63 @@ static DRAINED: Mutex<BTreeSet<Uuid>> = Mutex::new(BTreeSet::new());
 /// Whether there is any.
 static ARE_ANY: AtomicBool = AtomicBool::new(false);
 
-/// GPUs of which somebody else was given memory: the most that may be there, or `None` where nothing is borrowed there meanwhile, and until when
-/// that holds.
-static GIVEN: Mutex<BTreeMap<u32, (Option<u64>, Instant)>> = Mutex::new(BTreeMap::new());
+/// What somebody else was given of a GPU.
+struct Given {
+    /// The most that may be there meanwhile, or `None` where nothing is borrowed there.
+    most: Option<u64>,
+    /// When that ends.
+    until: Instant,
+    /// Who may not have taken all of it yet.
+    whom: Vec<Whom>,
+}
 
-/// No more than so much is to be on this GPU until then, or nothing new for others (`None`): somebody else was given the rest, and is not to lose
-/// it at once.
-pub fn keep_below(ordinal: u32, bytes: Option<u64>, until: Instant) {
-    GIVEN.lock().insert(ordinal, (bytes, until));
+/// Who was given memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whom {
+    /// The process of this number, and when it started.
+    Process(u32, u64),
+    /// One that cannot be seen, or nobody in particular: nobody knows when it has ended.
+    Unknown,
+}
+
+impl Whom {
+    fn of(pid: Option<u32>) -> Self {
+        let process = pid.and_then(|pid| Some(Self::Process(pid, stat(pid)?.started)));
+        process.unwrap_or(Self::Unknown)
+    }
+
+    fn lives(&self) -> bool {
+        match *self {
+            Self::Process(pid, started) => stat(pid).is_some_and(|stat| stat.started == started),
+            Self::Unknown => true,
+        }
+    }
+}
+
+/// GPUs of which somebody else was given memory.
+static GIVEN: Mutex<BTreeMap<u32, Given>> = Mutex::new(BTreeMap::new());
+/// How often it is looked whether those live who were.
+const LIVE: Duration = Duration::from_millis(250);
+
+/// No more than so much is to be on this GPU until then, or nothing new for others (`None`): somebody else (`pid`, if that is one process) was given the
+/// rest, and is not to lose it at once. Once all of these have ended that is kept for nobody.
+pub fn keep_below(ordinal: u32, bytes: Option<u64>, until: Instant, pid: Option<u32>) {
+    let mut given = GIVEN.lock();
+    let Given { most, until: before, whom } =
+        given.entry(ordinal).or_insert(Given { most: bytes, until, whom: Vec::new() });
+    (*most, *before) = (bytes, until);
+    let pid = Whom::of(pid);
+    if !whom.contains(&pid) {
+        whom.push(pid);
+    }
+    drop(given);
     heed();
 }
 
 /// What is kept of this GPU is kept until then at least.
 pub fn keep_for_longer(ordinal: u32, until: Instant) {
-    if let Some((_, before)) = GIVEN.lock().get_mut(&ordinal) {
-        *before = until.max(*before);
+    if let Some(given) = GIVEN.lock().get_mut(&ordinal) {
+        given.until = until.max(given.until);
     }
 }
 
@@ -45,25 +88,18 @@ pub fn is_kept_below(ordinal: u32) -> bool {
     GIVEN.lock().contains_key(&ordinal)
 }
 
-/// Has that end where its time is over; how long until that comes next.
+/// Has that end where its time is over, or for nobody any more; how long until that is to be looked at next.
 pub fn forget_given() -> Option<Duration> {
     let now = Instant::now();
     let mut given = GIVEN.lock();
     let before = given.len();
-    given.retain(|_, (_, until)| *until > now);
-    let (left, changed) = (given.values().map(|(_, until)| *until - now).min(), given.len() < before);
+    given.retain(|_, given| given.until > now && given.whom.iter().any(Whom::lives));
+    let (left, changed) = (given.values().map(|given| (given.until - now).min(LIVE)).min(), given.len() < before);
     drop(given);
     if changed {
         heed();
     }
     left
-}
-
-/// Has that end at once for this GPU: whoever was given the rest has no use for it any more.
-pub fn keep_no_longer(ordinal: u32) {
-    if GIVEN.lock().remove(&ordinal).is_some() {
-        heed();
-    }
 }
 
 /// What is wrong with a GPU's memory.
@@ -220,10 +256,10 @@ pub fn heed() {
 
 fn limit_as_said(plan: &Plan) {
     let limits = live::limit();
-    let given = GIVEN.lock().clone();
+    let given: BTreeMap<u32, Option<u64>> = GIVEN.lock().iter().map(|(gpu, given)| (*gpu, given.most)).collect();
     for (ordinal, reserve) in &plan.members {
         let total = plan.memory_of(*ordinal);
-        let most = given.get(ordinal).and_then(|(bytes, _)| *bytes).unwrap_or(u64::MAX);
+        let most = given.get(ordinal).copied().flatten().unwrap_or(u64::MAX);
         let budget = plan.budget_of(*ordinal).unwrap_or(u64::MAX);
         let limit = limits.of(*ordinal).unwrap_or(u64::MAX).min(total.saturating_sub(*reserve)).min(most).min(budget);
         plan.accounts.set_limit(Place::Gpu(*ordinal), limit);
@@ -352,7 +388,8 @@ pub fn why_closed(ordinal: u32) -> Option<String> {
     if may_hold(ordinal) {
         return None;
     }
-    let is_given = matches!(GIVEN.lock().get(&ordinal), Some((None, until)) if *until > Instant::now());
+    let is_given =
+        matches!(GIVEN.lock().get(&ordinal), Some(Given { most: None, until, .. }) if *until > Instant::now());
     Some(match live::devices() {
         _ if is_drained(ordinal) => format!("GPU {ordinal} is drained"),
         _ if is_given => format!(
@@ -384,7 +421,7 @@ pub fn limit_of(ordinal: u32) -> Option<u64> {
     if is_drained(ordinal) {
         return Some(0);
     }
-    let given = GIVEN.lock().get(&ordinal).and_then(|(bytes, _)| *bytes);
+    let given = GIVEN.lock().get(&ordinal).and_then(|given| given.most);
     lasting_limit_of(ordinal).into_iter().chain(given).min()
 }
 
@@ -429,7 +466,7 @@ fn lend_as_said(plan: &Plan, keeps_to_its_own: bool) {
             Devices::Auto => !keeps_to_its_own || is_lent_while_idle(*ordinal),
             Devices::List(list) => list.contains(ordinal),
         };
-        let is_given = matches!(GIVEN.lock().get(ordinal), Some((None, _)));
+        let is_given = matches!(GIVEN.lock().get(ordinal), Some(Given { most: None, .. }));
         plan.accounts.lend(Place::Gpu(*ordinal), is_named && !is_given);
     }
 }
@@ -459,4 +496,32 @@ fn is_one_of_ranks(says: bool) -> bool {
         );
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn what_is_kept_for_somebody_is_kept_until_the_last_of_them_has_ended() {
+        const GPU: u32 = 77;
+        let keep = |pid, seconds| keep_below(GPU, Some(0), Instant::now() + Duration::from_secs(seconds), pid);
+        let mut children = [0, 1].map(|_| Command::new("cat").stdin(Stdio::piped()).spawn().unwrap());
+        children.iter().for_each(|child| keep(Some(child.id()), 3600));
+        for child in &mut children {
+            assert_eq!(forget_given(), Some(LIVE));
+            assert!(is_kept_below(GPU));
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+        assert_eq!(forget_given(), None);
+        assert!(!is_kept_below(GPU));
+        // Of somebody who is not known nobody hears that he has ended.
+        keep(None, 3600);
+        assert_eq!(forget_given(), Some(LIVE));
+        assert!(is_kept_below(GPU));
+        keep(None, 0);
+        assert_eq!(forget_given(), None);
+    }
 }

@@ -4,12 +4,13 @@
 //! again, and each piece is free again once it is written. What finds no room there goes to plain memory of the host, as of a program that is suspended
 //! (`suspend/kept.rs`), below the same limits. Rejected: host memory of the pool, which the driver makes a tenth as fast (`image/crew.rs`).
 
+use super::Shuttles;
 use super::blocks::Span;
 use crate::backing::open::Opened;
 use crate::gate;
 use crate::image::crew::{self, Crews, Part, Way};
 use crate::image::plain::Plain;
-use crate::image::{self, Failed, Shuttle};
+use crate::image::{self, Failed};
 use crate::suspend;
 use gpupool_cuda::Driver;
 use gpupool_pool::{Block, Free, Mover, Place, Request, Transfer};
@@ -253,7 +254,7 @@ impl Sheltered {
     }
 
     /// Hands all of it to the store, beside the program; what lies on GPUs, by the shuttle of its GPU and owner.
-    pub fn write(self, shuttles: &mut BTreeMap<(u32, u64), Shuttle>, writer: &Writer) -> Result<(), Failed> {
+    pub fn write(self, shuttles: &mut Shuttles, writer: &Writer) -> Result<(), Failed> {
         let Self { room, owner, gpu, copies } = self;
         match &room {
             Room::OnGpus(room) => {

@@ -15,7 +15,6 @@ use gpupool_cuda::Device;
 use gpupool_events::RecallGive;
 use gpupool_lending::{self as lending, Guard, Terms};
 use gpupool_machine::Uuid;
-use gpupool_metrics::stat;
 use gpupool_pool::{Claim, Place};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -29,14 +28,6 @@ static GUARDS: Mutex<BTreeMap<u32, (Instant, Guard)>> = Mutex::new(BTreeMap::new
 
 /// By GPU, when it is looked next whether something can come back, and the pause before that.
 static TRIES: Mutex<BTreeMap<u32, (Instant, Duration)>> = Mutex::new(BTreeMap::new());
-
-/// By GPU, the programs that were given some of it and may not have taken all of that yet: their numbers, and when each started. What is kept for them is
-/// kept for nobody once all of them have ended.
-static WHOM: Mutex<BTreeMap<u32, Vec<(u32, u64)>>> = Mutex::new(BTreeMap::new());
-/// How often it is looked whether they live.
-const LIVE: Duration = Duration::from_millis(250);
-/// The number and the start of no process.
-const NOBODY_KNOWS: (u32, u64) = (0, 0);
 
 /// Gives so much of this GPU to a program of that priority, until `deadline` and as long as it `is_wanted`.
 ///
@@ -95,7 +86,7 @@ pub(super) fn give(
     // A limit counts what is charged, which is less than what is there.
     let uncharged = before.saturating_sub(memory::accounts().map_or(0, |all| all.taken(Place::Gpu(gpu))));
     let bounds = |bytes: u64| (!lent || !context::is_on(Device::of(gpu))).then_some(bytes.saturating_sub(uncharged));
-    terms::keep_below(gpu, bounds(before - most), until);
+    terms::keep_below(gpu, bounds(before - most), until, pid);
     vacate::give_back(gpu, Which::Given { bytes: most, lent, cap: most, rest });
     let left = most.saturating_sub(before.saturating_sub(taken()));
     let mut done = Vacated::default();
@@ -112,8 +103,7 @@ pub(super) fn give(
     }
     let after = taken();
     let freed = before.saturating_sub(after);
-    terms::keep_below(gpu, bounds(after), until);
-    keeps_for(gpu, pid);
+    terms::keep_below(gpu, bounds(after), until, pid);
     done.took = begun.elapsed();
     done.moved = freed;
     if freed > 0 {
@@ -129,29 +119,6 @@ pub(super) fn give(
         });
     }
     done
-}
-
-/// Notes for whom what is kept of a GPU is kept. Of one that cannot be seen, or of nobody in particular, nobody knows when that ends.
-fn keeps_for(gpu: u32, pid: Option<u32>) {
-    let whom = pid.and_then(|pid| Some((pid, stat(pid)?.started))).unwrap_or(NOBODY_KNOWS);
-    let mut all = WHOM.lock();
-    let known = all.entry(gpu).or_default();
-    if !known.contains(&whom) {
-        known.push(whom);
-    }
-}
-
-/// Has what is kept for programs that have all ended serve this one again; how long nothing need be done.
-fn forget_ended() -> Option<Duration> {
-    let lives = |whom: &(u32, u64)| *whom == NOBODY_KNOWS || stat(whom.0).is_some_and(|stat| stat.started == whom.1);
-    let mut all = WHOM.lock();
-    all.retain(|gpu, _| terms::is_kept_below(*gpu));
-    let ended: Vec<u32> = all.iter().filter(|(_, whom)| !whom.iter().any(lives)).map(|(gpu, _)| *gpu).collect();
-    all.retain(|gpu, _| !ended.contains(gpu));
-    let is_any = !all.is_empty();
-    drop(all);
-    ended.into_iter().for_each(terms::keep_no_longer);
-    is_any.then_some(LIVE)
 }
 
 /// Bytes of this process on a GPU: what is charged there, and what the program made itself within no limit, which is not.
@@ -173,8 +140,7 @@ fn guard(gpu: u32) -> Duration {
 
 /// Has what was given come back where its time is over and there is room; how long nothing need be done.
 pub fn look() -> Option<Duration> {
-    let again = terms::forget_given();
-    let mut again = forget_ended().into_iter().chain(again).min();
+    let mut again = terms::forget_given();
     // What left because a GPU was drained comes back by itself as well, as soon as that lends.
     for gpu in vacate::waits_for_lenders() {
         let lends = lends_again(gpu, "again, and what left while it was drained comes back", || vacate::has_room(gpu));
@@ -263,33 +229,4 @@ fn room_on(gpu: u32, freed: u64) -> u64 {
 fn ordinal_of(gpu: &Uuid) -> Option<u32> {
     let gpus = &open::plan_made()?.topology.gpus;
     gpus.iter().find(|known| known.uuid == *gpu).map(|known| known.ordinal)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::process::{Command, Stdio};
-
-    #[test]
-    fn what_is_kept_for_somebody_is_kept_until_the_last_of_them_has_ended() {
-        const GPU: u32 = 77;
-        let mut children = [0, 1].map(|_| Command::new("cat").stdin(Stdio::piped()).spawn().unwrap());
-        terms::keep_below(GPU, Some(0), Instant::now() + Duration::from_secs(3600));
-        children.iter().for_each(|child| keeps_for(GPU, Some(child.id())));
-        for child in &mut children {
-            assert_eq!(forget_ended(), Some(LIVE));
-            assert!(terms::is_kept_below(GPU));
-            drop(child.stdin.take());
-            child.wait().unwrap();
-        }
-        assert_eq!(forget_ended(), None);
-        assert!(!terms::is_kept_below(GPU));
-        // Of somebody who is not known nobody hears that he has ended.
-        terms::keep_below(GPU, Some(0), Instant::now() + Duration::from_secs(3600));
-        keeps_for(GPU, None);
-        assert_eq!(forget_ended(), Some(LIVE));
-        assert!(terms::is_kept_below(GPU));
-        terms::keep_no_longer(GPU);
-        assert_eq!(forget_ended(), None);
-    }
 }
