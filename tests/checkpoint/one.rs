@@ -32,6 +32,26 @@ fn an_image_of_a_program_at_work_is_of_one_moment() {
     ends_well(program);
 }
 
+/// Their memory comes and goes with them, that of others is in each image. Ended in the middle of the stop, or while the image is written, they were taken for all that the
+/// GPU has, or for the program going on.
+#[test]
+fn contexts_that_come_and_go_are_in_no_images_way() {
+    const THREADS: u32 = 2;
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    at_work(&mut program, THREADS);
+    let so_far = |program: &mut Running| program.ask("contexts").parse::<u64>().unwrap();
+    let mut before = so_far(&mut program);
+    for generation in 1..=20 {
+        eventually("another context", || (so_far(&mut program) > before).then_some(()));
+        before = so_far(&mut program);
+        assert_eq!(image(&program, &folder, "--keep 2")["generation"], generation);
+        agrees(&mut program, &folder, THREADS);
+    }
+    verifies(&folder);
+    ends_well(program);
+}
+
 /// What `suspended` made of its own, as the newest image has it.
 #[track_caller]
 fn made_is_right(folder: &Path, home: u32, bytes: usize) {

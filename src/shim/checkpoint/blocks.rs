@@ -49,7 +49,7 @@ const SMALLEST: u64 = 512;
 /// Of the program's own memory, blocks have numbers from here on, which none of the pool reaches.
 pub const OWN: u64 = 1 << 63;
 /// Whoever copies memory that no context owns, as its handles belong to the process.
-const NOBODY: u64 = u64::MAX;
+pub const NOBODY: u64 = u64::MAX;
 
 /// Bytes of all blocks now: for a first guess at the room that they need.
 pub fn bytes(opened: &Opened) -> u64 {

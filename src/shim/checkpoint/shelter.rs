@@ -5,7 +5,7 @@
 //! (`suspend/kept.rs`), below the same limits. Rejected: host memory of the pool, which the driver makes a tenth as fast (`image/crew.rs`).
 
 use super::Shuttles;
-use super::blocks::Span;
+use super::blocks::{NOBODY, Span};
 use crate::backing::open::Opened;
 use crate::gate;
 use crate::image::crew::{self, Crews, Part, Way};
@@ -104,7 +104,7 @@ impl Shelter {
     fn copy(&self, batch: &[Span], keys: &[Key]) -> Option<Sheltered> {
         let &Span { owner, gpu, .. } = batch.first()?;
         let bytes = batch.iter().map(|span| span.bytes).sum();
-        let block = self.room(owner, gpu, bytes)?;
+        let block = self.room(gpu, bytes)?;
         ROOMS.lock().insert(block.id);
         let mut at = block.address;
         let mut transfers = Vec::new();
@@ -120,8 +120,10 @@ impl Shelter {
         Some(Sheltered { room, owner, gpu, copies })
     }
 
-    fn room(&self, owner: u64, home: u32, bytes: u64) -> Option<Block> {
+    /// Of no context: the end of one frees what it owns, while it is still read, and the address may be the program's when the copy is done with.
+    fn room(&self, home: u32, bytes: u64) -> Option<Block> {
         let pool = &self.opened.pool;
+        let owner = NOBODY;
         let request =
             Request { bytes, home, owner, soft_refusal: false, can_repack: false, can_ask: false, can_widen: false };
         let free = self.opened.plan.free_at(self.driver, Place::Gpu(home)).unwrap_or(0);
