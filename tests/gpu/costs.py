@@ -83,7 +83,7 @@ def before(lab):
         ("launch", [launches], {}),
     ]
     if len(lab.machine.gpus) > 1:
-        one_gpu = {"CUDA_VISIBLE_DEVICES": "0"}
+        one_gpu = {"CUDA_VISIBLE_DEVICES": lab.machine.gpus[0].selector or "0"}
         runs += [(f"{label}, one GPU", command, {**settings, **one_gpu}) for label, command, settings in runs[:4]]
     lines = []
     for label, command, settings in runs:

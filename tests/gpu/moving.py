@@ -10,8 +10,10 @@ from client import client, needs_modules, needs_two_gpus, on_peers, rank_client
 from machine import GIB
 from running import BelowGoal, Failed, same
 
-# With nothing but the first GPU to be seen, what does not fit goes to the host.
-ALONE = {"CUDA_VISIBLE_DEVICES": "0"}
+
+def alone(lab):
+    """With nothing but the first GPU to be seen, what does not fit goes to the host."""
+    return {"CUDA_VISIBLE_DEVICES": lab.machine.gpus[0].selector or "0"}
 
 
 def settled(milliseconds):
@@ -86,7 +88,7 @@ def rotation_host(lab):
     """The same with the host as the only other place."""
     needs_modules("torch")
     settings = {"10 GiB and host": {"LIMIT": "0:10GiB"}}
-    return _compared(lab, client("torch_rotation.py", 32, 6), settings, {"10 GiB and host": 5}, 120, ALONE)
+    return _compared(lab, client("torch_rotation.py", 32, 6), settings, {"10 GiB and host": 5}, 120, alone(lab))
 
 
 def _trained(bare, shim):
@@ -142,7 +144,7 @@ def training_host(lab):
     """The same with the host as the only other place, 1.2 times."""
     needs_modules("torch")
     settings = {"1.2 and host": {"LIMIT": f"0:{int(TRAINING['1.2'] * 1024)}MiB"}}
-    return _compared(lab, client("torch_large.py", 12), settings, {"1.2 and host": 2.2}, 120, ALONE, _trained)
+    return _compared(lab, client("torch_large.py", 12), settings, {"1.2 and host": 2.2}, 120, alone(lab), _trained)
 
 
 def decoding(lab):
@@ -179,7 +181,7 @@ def language_model_host(lab):
     """The same with the host as the only other place: 12 GiB have to cross its link in each reading."""
     needs_modules("torch", "transformers")
     settings = {"17 GiB and host": {"LIMIT": "0:17GiB"}}
-    return _compared(lab, client("torch_llm.py", 4, 12), settings, {"17 GiB and host": 2}, 200, ALONE)
+    return _compared(lab, client("torch_llm.py", 4, 12), settings, {"17 GiB and host": 2}, 200, alone(lab))
 
 
 def fsdp(lab):
