@@ -104,6 +104,7 @@ SETS = {
     },
     "moving": {
         "move-program": moving.program,
+        "move-stress": moving.stressed,
         "move-rotation": moving.rotation,
         "move-phases": moving.phases,
         "move-training": moving.training,

@@ -5,9 +5,10 @@ import re
 import statistics
 
 import building
+import native
 import pytorch
 from client import client, needs_modules, needs_two_gpus, on_peers, rank_client
-from machine import GIB
+from machine import GIB, MIB
 from running import BelowGoal, Failed, same
 
 
@@ -224,3 +225,40 @@ def program(lab):
         lines += [f"{how or 'launches'}, {move}: {'; '.join(times)}", *_moves(same(bare, run))]
     lines += [f"bare: {line}" for line in bare.stderr.splitlines()]
     return f"{len(lines)} lines below", lines
+
+
+# Programs of tests/programs whose memory moves at every opportunity, and whether each of them leaves some for sure.
+STRESSED = [
+    ("fill_spread", "8 64 130 200", True),
+    ("rotation", "12 8 3 6 segments", True),
+    ("rotation", "12 8 3 6 arena", True),
+    ("own_moves", "churn 4 80", True),
+    ("graphs", "replay", False),
+    ("steps", "a:100 a:3 f:0 a:50 c:1 c:2 s f:1 f:2", False),
+    ("all_at_once", "1", False),
+    *[("never_stuck", part, False) for part in native.NEVER_IDLE],
+]
+STRESSED_TWO = [("all_at_once", "2", False), ("never_stuck", "flags", False)]
+
+
+def stressed(lab):
+    """GPUPOOL_MOVE=stress under programs that use memory which no argument names, from threads, graphs, their own mappings and GPUs that are never
+    idle: the same lines as bare."""
+    needs_two_gpus(lab)
+    settings = {"LIMIT": "96MiB", "HOST_LIMIT": "3GiB", "MOVE": "stress", "LOG": "debug"}
+    lines, wrong = [], []
+    for name, words, must in STRESSED + STRESSED_TWO:
+        command = [building.program(lab, name), *words.split()]
+        try:
+            run = same(lab.bare(command, 60).succeeded(), lab.shim(command, 90, settings))
+        except Failed as failure:
+            wrong.append(str(failure))
+            continue
+        swaps = run.events("tier.swap")
+        came, left = (sum(swap[way] for swap in swaps) / MIB for way in ("bytes_in", "bytes_out"))
+        lines.append(f"{name} {words}: {len(swaps)} swaps, {came:.0f} MiB in, {left:.0f} MiB out, {run.seconds:.1f} s")
+        if must and not (came and left):
+            wrong.append(f"{run.command}: nothing moved")
+    if wrong:
+        raise Failed(f"{len(wrong)} of {len(STRESSED + STRESSED_TWO)} runs are wrong, as listed below", wrong + lines)
+    return f"{len(lines)} programs print the same as bare", lines
