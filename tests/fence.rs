@@ -107,6 +107,14 @@ fn what_was_waited_for_is_not_waited_for_again_until_something_is_submitted() {
     shim.says("waits: 0 too many, 0 too few");
 }
 
+/// Of what was freed lazily the driver is asked once whether it is done with it, and again behind the next submission.
+#[test]
+fn what_was_seen_to_be_over_is_not_asked_again_until_something_is_submitted() {
+    let shim = Run::program("waits_again").args("lazy").sim("1x1GiB").env("GPUPOOL_FREE", "lazy").report().shim().go();
+    is_right(&shim);
+    assert_eq!(shim.stdout.matches("asked in 1 of 100 pairs").count(), 3, "{}", shim.stdout);
+}
+
 #[test]
 fn a_wait_of_the_program_s_own_is_one_for_its_frees() {
     let shim = Run::program("waits_again").args("own").sim("2x1GiB").report().shim().go();

@@ -145,10 +145,17 @@ pub fn wait(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
         answer => answer.ok()?,
     }
     note_waits(&launched);
-    if let (true, Some(epoch), Gpus::Of(gpus)) = (is_whole, epoch, gpus) {
-        gpus.iter().filter_map(|gpu| WAITS.get(*gpu as usize)).for_each(|wait| wait.note(epoch, true));
+    if is_whole {
+        note_rest(gpus, epoch);
     }
     Ok(())
+}
+
+/// Everything on these GPUs is over that was submitted before this epoch, and no context had an error.
+fn note_rest(gpus: Gpus, epoch: Option<Epoch>) {
+    if let (Some(epoch), Gpus::Of(gpus)) = (epoch, gpus) {
+        gpus.iter().filter_map(|gpu| WAITS.get(*gpu as usize)).for_each(|wait| wait.note(epoch, true));
+    }
 }
 
 /// A wait for this context that began in this epoch is over, without an error. `is_alone`: no other is on its GPU.
@@ -225,16 +232,28 @@ pub fn has_finished(driver: &Driver, gpus: Gpus) -> bool {
     if !process::is_preloaded() {
         return unseen::all(driver, gpus, finished);
     }
+    let epoch = submitted::before_wait();
     let contexts = context::all();
     let open = contexts.iter().filter(|it| gpus.contain(it.device) && submitted::covered_by(&it.waited).is_none());
-    open.filter_map(|it| it.live_handle()).all(finished)
+    let are_over = open.filter_map(|it| it.live_handle()).all(finished);
+    // An event that has passed says what a wait says, so that neither is asked of the driver again until something is submitted.
+    if are_over {
+        note_rest(gpus, epoch);
+    }
+    are_over
 }
 
 /// Whether all work of the context with this id is over, asked without waiting. One that is gone was waited for when it ended.
 pub fn owner_has_finished(driver: &Driver, id: u64) -> bool {
+    let epoch = submitted::before_wait();
     let open = |(owner, _): &(Context, bool)| submitted::covered_by(&owner.waited).is_none();
-    let owner = context::owner(id).filter(open).and_then(|(owner, _)| owner.live_handle());
-    owner.is_none_or(|handle| is_idle(driver, handle))
+    let Some((owner, is_alone)) = context::owner(id).filter(open) else { return true };
+    let Some(handle) = owner.live_handle() else { return true };
+    let is_over = is_idle(driver, handle);
+    if is_over {
+        note_wait(owner, epoch, is_alone);
+    }
+    is_over
 }
 
 /// Whether all work of a context is over, asked without waiting.

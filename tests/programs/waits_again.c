@@ -1,6 +1,7 @@
 /*
  * waits_again rows      whether a free waits behind each function that submits work, and behind some that do not
  * waits_again own       whether it waits behind waits of the program's own, and behind work elsewhere
+ * waits_again lazy      how often the driver is asked whether work is over, where frees do not wait for it
  * waits_again threads   threads that submit work and free its memory beside others that only free
  * waits_again WHAT      whether a second free waits once the program did WHAT: dlsym or address (looked up a function that
  *                       has no hook and copies), table (took a private table), context (made one past the hooks), cancel
@@ -105,6 +106,28 @@ static void rows(void)
 }
 
 static void work(CUstream stream, CUdeviceptr at) { iota(&kernels, stream, at, WORDS, 1); }
+
+static void lazy(void)
+{
+    CUdeviceptr block, other;
+    CHECK(cuMemAlloc_v2(&block, BYTES));
+    for (int round = 0; round < 3; round++) {
+        /* What is over is known to nobody by a wait for this stream alone. */
+        work(NULL, block);
+        CHECK(cuStreamSynchronize(NULL));
+        int asked = 0;
+        for (int pair = 0; pair < 100; pair++) {
+            atomic_store(&waited, 0);
+            simulator.after("cuCtxRecordEvent", note);
+            CHECK(cuMemAlloc_v2(&other, BYTES));
+            CHECK(cuMemFree_v2(other));
+            asked += atomic_load(&waited);
+        }
+        simulator.after(NULL, NULL);
+        printf("behind work that is over: asked in %d of 100 pairs\n", asked);
+    }
+    CHECK(cuMemFree_v2(block));
+}
 
 static void own(void)
 {
@@ -249,6 +272,8 @@ int main(int argc, char **argv)
     kernels = load_kernels();
     if (strcmp(what, "rows") == 0)
         rows();
+    else if (strcmp(what, "lazy") == 0)
+        lazy();
     else if (strcmp(what, "own") == 0)
         own();
     else if (strcmp(what, "threads") == 0)
