@@ -4,7 +4,11 @@
  * a launch; the copy of 4 bytes is there for comparison. Where the arguments of launches are looked at, in a second row with
  * a block of managed memory among them that is where it should be, the goal is 150 ns.
  *
+ * With a number, launches use as many arrays of 2 MiB in turn, and nothing is copied: with memory that is far (goal: 100 ns more than
+ * where none is) and without.
+ *
  *   LD_PRELOAD=libgpupool.so launches
+ *   LD_PRELOAD=libgpupool.so GPUPOOL_MOVE=auto GPUPOOL_LIMIT=0:64MiB launches 40
  *   LD_PRELOAD=libgpupool.so GPUPOOL_MODE=managed GPUPOOL_PREFETCH=launch launches
  */
 #include "paired.h"
@@ -26,9 +30,15 @@ static void *function;
 static unsigned long long array;
 static int (*synchronize)(void);
 
+/* What launches use in turn, where that is more than one. */
+enum { MOST = 4096 };
+static unsigned long long arrays[MOST];
+static unsigned count, next;
+
 static int launch(void *f) {
     unsigned long long words = 0;
     unsigned value = 0;
+    if (count) array = arrays[next++ % count];
     void *parameters[] = {&array, &words, &value};
     return ((launch_fn)f)(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
 }
@@ -67,14 +77,22 @@ static void measure(const char *name, int (*call)(void *), int goal) {
     else printf("%s %d ns\n", d <= goal ? "within" : "OVER", goal);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     void *module;
+    count = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 0) : 0;
+    if (count > MOST) return fprintf(stderr, "at most %d arrays\n", MOST), 2;
     open_first_gpu();
     require(((int (*)(void **, const void *))hooked("cuModuleLoadData"))(&module, KERNEL), "cuModuleLoadData");
     require(((int (*)(void **, void *, const char *))hooked("cuModuleGetFunction"))(&function, module, "fill_u32"),
             "cuModuleGetFunction");
     require(((int (*)(unsigned long long *, size_t))hooked("cuMemAlloc_v2"))(&array, 4096), "cuMemAlloc_v2");
     synchronize = (int (*)(void))bare("cuCtxSynchronize");
+    for (unsigned i = 0; i < count; i++)
+        require(((int (*)(unsigned long long *, size_t))hooked("cuMemAlloc_v2"))(&arrays[i], 2 << 20), "cuMemAlloc_v2");
+    if (count) {
+        measure("cuLaunchKernel", launch, 0);
+        return 0;
+    }
     const char *prefetch = getenv("GPUPOOL_PREFETCH");
     int scanned = prefetch && !strcmp(prefetch, "launch");
     if (scanned) { /* launches are looked at once there is a block */

@@ -268,6 +268,8 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=560, metavar="N", help=help_seconds)
     help_moves = "with which GPUPOOL_MOVE the programs of the set moving run [default: off,auto]"
     parser.add_argument("--moves", type=lambda text: text.split(","), default=["off", "auto"], metavar="WORDS", help=help_moves)
+    help_lenders = "with which GPUPOOL_LENDERS they run [default: asleep]"
+    parser.add_argument("--lenders", type=lambda text: text.split(","), default=["asleep"], metavar="WORDS", help=help_lenders)
     parser.add_argument("--release", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -334,7 +336,7 @@ def main():
     print("\n".join(facts), flush=True)
     with open(options.output / "gpu-check.log", "w", encoding="utf-8") as log:
         lab = Lab(options.release.resolve(), options.output.resolve(), log, begin + options.seconds, here)
-        lab.moves = options.moves
+        lab.moves, lab.lenders = options.moves, options.lenders
         try:
             results = run_all(options.only, lab, table)
         finally:

@@ -35,6 +35,11 @@ def launches(lab):
     for name, settings in (("counted", {}), ("scanned", scanned)):
         finished = lab.shim([binary], 90, settings).succeeded()
         lines += [f"{name} {line}" for line in finished.stdout.splitlines()]
+    # In a cycle of 1000 launches, each on another array, a fifth of which lie elsewhere in the last two rows.
+    for move, limit in (("off", None), ("auto", None), ("off", "0:1600MiB"), ("auto", "0:1600MiB")):
+        finished = lab.shim([binary, "1000"], 90, {"MOVE": move, "LIMIT": limit}).succeeded()
+        where = "a fifth far" if limit else "all near"
+        lines += [f"MOVE={move}, {where} {line}" for line in finished.stdout.splitlines()]
     if not lines or any("NOT HOOKED" in line for line in lines):
         raise Failed(f"expected lines about hooked calls, found {lines}", lines)
     detail = "; ".join(" ".join(line.split()) for line in lines)

@@ -107,6 +107,8 @@ class Lab:
         self.machine = machine
         # With which GPUPOOL_MOVE programs that do not fit run.
         self.moves = ["off", "auto"]
+        # And with which GPUPOOL_LENDERS.
+        self.lenders = ["asleep"]
         # What one check measured and another one reads.
         self.kept = {}
         self._log = log
