@@ -62,6 +62,33 @@ fn several_blocks_that_begin_inside_chunks_are_kept_apart() {
     ipc(steps).same_under_shim(&[]).succeeds().says("A:check:2:7: 0 wrong, ends right");
 }
 
+/// What another process has open stays in its place, and all else of its exporter moves beside that.
+#[test]
+fn what_others_have_open_is_theirs_while_all_else_of_the_exporter_moves() {
+    let mut steps = String::from("A:alloc:0:20480 A:fill:0:100 A:get:0:0 B:open:0 B:check:0:100");
+    for slot in 1..7 {
+        steps += &format!(" A:alloc:{slot}:16384 A:fill:{slot}:{slot}");
+    }
+    for round in 0..4 {
+        steps += &format!(" B:fill:0:{round}");
+        for slot in (1..7).rev() {
+            steps += &format!(" A:check:{slot}:{slot} A:fill:{slot}:{slot}");
+        }
+        steps += &format!(" A:check:0:{round} B:check:0:{round}");
+    }
+    steps += " B:close:0 A:free:0 A:check:3:3 B:exit";
+    let bare = ipc(&steps).env("SIMCUDA_CONTEXT_MIB", "0").go();
+    let run = ipc(&steps).env("SIMCUDA_CONTEXT_MIB", "0").env("A_GPUPOOL_MOVE", "stress").env("GPUPOOL_LIMIT", "0:80MiB");
+    let shim = logged(run.shim());
+    shim.succeeds().same_as(&bare);
+    let swaps = shim.picked(|event| match event {
+        Event::TierSwap(swap) => Some((swap.bytes_in, swap.bytes_out)),
+        _ => None,
+    });
+    let (came, left) = swaps.iter().fold((0, 0), |sum: (u64, u64), swap| (sum.0 + swap.0, sum.1 + swap.1));
+    assert!(came > 0 && left > 0, "{swaps:?}");
+}
+
 #[test]
 fn the_other_process_is_told_the_size_that_was_asked_for() {
     let steps = "A:alloc:0:5001 A:fill:0:10 A:get:0:0 B:open:0 B:range:0 B:check:0:10 B:close:0";

@@ -6,7 +6,7 @@ fn sequences(arguments: &str) -> Output {
     Run::command(env!("CARGO_BIN_EXE_sequences")).args(arguments).go()
 }
 
-/// Seven seeds play every variant once. Few a test, so that none meets the time limit of a run on a busy machine; more of them
+/// Eight seeds play every variant once. Few a test, so that none meets the time limit of a run on a busy machine; more of them
 /// take long and are for whoever changed something: `sequences --seeds=100..200`.
 macro_rules! seeds {
     ($($name:ident: $seeds:literal, $count:literal;)*) => {

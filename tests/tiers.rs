@@ -26,10 +26,14 @@ fn rotation(passes: u32, moving: &str) -> Output {
 fn rotation_with(passes: u32, moving: &str, how: &str) -> Output {
     let output =
         crowded("rotation", &format!("8 8 {passes} {ROUNDS} {how}"), moving).env("GPUPOOL_LIMIT", "0:50MiB").go();
-    let rounds = (0..ROUNDS).map(|round| format!("round {round}: sums right\n"));
-    let arrays = (0..8).map(|array| format!("array {array}: 0 wrong\n"));
-    output.succeeds().prints(&rounds.chain(arrays).collect::<String>());
+    output.succeeds().prints(&sums_and_arrays());
     output
+}
+
+/// What `rotation` prints of eight arrays.
+fn sums_and_arrays() -> String {
+    let rounds = (0..ROUNDS).map(|round| format!("round {round}: sums right\n"));
+    rounds.chain((0..8).map(|array| format!("array {array}: 0 wrong\n"))).collect()
 }
 
 const ROUNDS: usize = 10;
@@ -204,6 +208,23 @@ fn work_that_passed_no_gate_ends_all_moves_of_the_process() {
     assert_eq!(output.stderr.matches("memory stays where it is in this process").count(), 1, "{}", output.stderr);
 }
 
+/// Where work may be submitted or memory be reached past the hooks, or quiet cannot be proven, nothing moves, and one line says why.
+#[test]
+fn nothing_moves_where_quiet_cannot_be_proven_and_that_is_told_once() {
+    let run = || crowded("rotation", &format!("8 8 6000 {ROUNDS}"), "auto").env("GPUPOOL_LIMIT", "0:50MiB");
+    let tool = Build::library("caching", "ToolsInjection64").path();
+    for (run, why) in [
+        (run().env("CUDA_INJECTION64_PATH", "/nowhere"), "CUDA_INJECTION64_PATH is set"),
+        (run().preload(tool), "libToolsInjection64.so is loaded, a tool that submits work of its own"),
+    ] {
+        let output = run.go();
+        output.succeeds().prints(&sums_and_arrays());
+        output.warns(why);
+        assert_eq!(swapped(&output), (0, 0), "{why}");
+        assert_eq!(output.stderr.matches("memory stays where it is in this process").count(), 1, "{}", output.stderr);
+    }
+}
+
 /// The copies of such a move are ours, and no work that passed the gate.
 #[test]
 fn what_is_moved_by_hand_beside_other_moves_is_not_taken_for_work_past_the_hooks() {
@@ -366,6 +387,24 @@ fn programs_whose_gpus_are_never_idle_end_while_memory_would_move() {
     }
 }
 
+/// The addresses are words of a structure that the kernel is given by value, and nowhere else.
+#[test]
+fn what_a_structure_names_that_is_passed_by_value_comes_near() {
+    let run = crowded("by_value", "8 8 20", "stress").env("GPUPOOL_LIMIT", "0:50MiB").go();
+    run.succeeds().prints("0 wrong\n");
+    let (came, left) = swapped(&run);
+    assert!(came >= 16 << 20 && left >= 16 << 20, "{came} bytes came, {left} left");
+}
+
+/// Threads that fork or load modules beside it, a process that stops this one and lets it go on, and an end while a thread launches.
+#[test]
+fn what_goes_on_beside_moves_is_right_and_ends() {
+    for how in ["forks", "loads", "stops", "leaves"] {
+        let (came, left) = under_stress("rotation", &format!("16 8 3 6 {how}"));
+        assert!(came > 0 && left > 0, "{how}: {came} bytes came, {left} left");
+    }
+}
+
 #[test]
 fn graphs_are_right_while_memory_moves() {
     under_stress("graphs", "replay");
@@ -509,6 +548,22 @@ fn a_limit_for_far_memory_warns_or_refuses_what_would_be_far_too() {
         assert_eq!(refused.len(), answer, "one each for the handle and the block: {limit}");
         assert_eq!(output.stderr.contains("GPUPOOL_FAR_LIMIT=20%"), warns, "{}", output.stderr);
     }
+}
+
+/// Where memory may move and cannot, the limit holds, and says for which reason it cannot.
+#[test]
+fn a_limit_for_far_memory_holds_where_nothing_can_be_moved() {
+    // It is waited for longer than where moving is off.
+    let run = crowded("far", "more 3000 400", "auto").env("GPUPOOL_LIMIT", "0:32MiB");
+    let output = run.env("GPUPOOL_FAR_LIMIT", "20%:refuse").env("CUDA_INJECTION64_PATH", "/nowhere").go();
+    output.succeeds();
+    assert!(output.stdout.ends_with("handle: 2\nmore: 2\n"), "{}", output.stdout);
+    let told = output.picked(|event| match event {
+        Event::TierLimit(told) => Some((told.refuses, told.why.clone())),
+        _ => None,
+    });
+    let [(true, why)] = &told[..] else { output.fail("expected one line of the limit") };
+    assert!(why.contains("CUDA_INJECTION64_PATH is set"), "{why}");
 }
 
 /// What is near, or costs little, may go on as before.

@@ -274,6 +274,7 @@ fn any_calls_about_handles_answer_the_same_bare_and_under_the_shim() {
         let run = Run::program("handle_sequences").args(&format!("{seed} 400 4 0")).sim("2x2GiB");
         let shim = run.same_under_shim(&["GPUPOOL_LIMIT=0:40MiB,1:1GiB"]);
         assert!(tells(&shim, "").stdout.contains("another handle 1"), "{}", shim.stdout);
+        run.same_under_shim(&["GPUPOOL_LIMIT=0:40MiB,1:1GiB", "GPUPOOL_MOVE=stress"]);
     }
     let run = Run::program("handle_sequences").args("3 400 4 0").sim("2x2GiB");
     run.same_under_shim(&[]).succeeds();

@@ -261,6 +261,8 @@ STRESSED = [
     ("rotation", "12 8 3 6 segments", True),
     ("rotation", "12 8 3 6 arena", True),
     ("own_moves", "churn 4 80", True),
+    ("by_value", "16 8 20", True),
+    *[("rotation", f"16 8 3 6 {beside}", True) for beside in ("forks", "loads", "stops", "leaves")],
     ("graphs", "replay", False),
     ("steps", "a:100 a:3 f:0 a:50 c:1 c:2 s f:1 f:2", False),
     ("all_at_once", "1", False),

@@ -7,7 +7,9 @@
  * others. Or ahead: the rounds are not waited for. Or what the program says of its memory before: kept (what is near is anchored or
  * prefetched to where it is), away (what is far stays there), taken_back (the same, and then not any more). Or two: the second GPU has a
  * context as well. Or the arrays lie in memory that the program makes by cuMemCreate: segments (in pieces of 4 MiB, mapped one behind the
- * other as each array is made), mixed (the same, and the first piece of each array is for the second GPU), arena (in one piece that is made for all). Or wait: for the end of its input, before it frees the arrays; each line of that is
+ * other as each array is made), mixed (the same, and the first piece of each array is for the second GPU), arena (in one piece that is made for all). Or something goes on beside it: forks (a thread
+ * forks, and the children end), stops (a process stops this one and lets it go on), loads (a thread loads and unloads modules), leaves (a thread
+ * launches kernels while the process ends). Or wait: for the end of its input, before it frees the arrays; each line of that is
  * answered by a line of numbers (numbers.h).
  */
 #include "simulator.h"
@@ -17,6 +19,13 @@
 #include "numbers.h"
 
 #include <dirent.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 #include "streams.h"
 #include "sum_again.h"
 #include "vmm.h"
@@ -189,6 +198,112 @@ static void say(const char *how, int i, CUdeviceptr array, size_t bytes)
         REQUIRE(place == 0 || c.advise(pointer, bytes, GPUPOOL_NO_PREFERRED_LOCATION, 0) == 0);
 }
 
+/* What goes on beside the rounds. */
+static struct {
+    pthread_t thread;
+    pid_t process;
+    CUcontext context;
+    CUfunction function;
+    CUdeviceptr array, out;
+    atomic_int is_over, times;
+} beside;
+
+static void *forks(void *unused)
+{
+    (void)unused;
+    while (!atomic_load(&beside.is_over)) {
+        int status;
+        pid_t child = fork();
+        REQUIRE(child >= 0);
+        if (child == 0)
+            _exit(7);
+        REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+        atomic_fetch_add(&beside.times, 1);
+    }
+    return NULL;
+}
+
+static void *loads(void *unused)
+{
+    (void)unused;
+    CHECK(cuCtxSetCurrent(beside.context));
+    while (!atomic_load(&beside.is_over)) {
+        CHECK(cuModuleUnload(load_kernels().module));
+        atomic_fetch_add(&beside.times, 1);
+    }
+    return NULL;
+}
+
+/* As many as the stream takes, until the process is gone. */
+static void *launches(void *unused)
+{
+    (void)unused;
+    uint64_t n = 1, times = 1;
+    CHECK(cuCtxSetCurrent(beside.context));
+    for (;;) {
+        /* The driver may be gone already. */
+        if (cuLaunchKernel(beside.function, 1, 1, 1, 1, 1, 1, 0, NULL, (void *[]){&beside.array, &n, &times, &beside.out}, NULL) != 0)
+            return NULL;
+        atomic_fetch_add(&beside.times, 1);
+    }
+}
+
+static int is_stopped(pid_t process)
+{
+    char path[64], text[512] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
+    FILE *file = fopen(path, "r");
+    if (!file || !fgets(text, sizeof text, file))
+        return -1;
+    fclose(file);
+    const char *state = strrchr(text, ')');
+    return state && state[2] == 'T';
+}
+
+/* A process that stops this one, sees that it stands, and lets it go on, until it ends. Begun before there is a driver. */
+static void begin_to_stop(void)
+{
+    pid_t parent = getpid();
+    beside.process = fork();
+    REQUIRE(beside.process >= 0);
+    if (beside.process > 0)
+        return;
+    while (getppid() == parent) {
+        int stopped;
+        kill(parent, SIGSTOP);
+        while (getppid() == parent && (stopped = is_stopped(parent)) == 0)
+            sched_yield();
+        kill(parent, SIGCONT);
+        struct timespec moment = {0, 1000000};
+        nanosleep(&moment, NULL);
+    }
+    _exit(0);
+}
+
+static void begin_beside(const char *how, const CUdeviceptr *arrays, CUdeviceptr out, CUfunction function)
+{
+    void *(*act)(void *) = strcmp(how, "forks") == 0 ? forks : strcmp(how, "loads") == 0 ? loads : NULL;
+    CHECK(cuCtxGetCurrent(&beside.context));
+    beside.function = function;
+    beside.array = arrays[0];
+    beside.out = out;
+    if (act)
+        REQUIRE(pthread_create(&beside.thread, NULL, act, NULL) == 0);
+}
+
+static void end_beside(const char *how)
+{
+    if (strcmp(how, "stops") == 0) {
+        kill(beside.process, SIGKILL);
+        REQUIRE(waitpid(beside.process, NULL, 0) == beside.process);
+    }
+    if (strcmp(how, "forks") != 0 && strcmp(how, "loads") != 0)
+        return;
+    atomic_store(&beside.is_over, 1);
+    REQUIRE(pthread_join(beside.thread, NULL) == 0);
+    REQUIRE(atomic_load(&beside.times) > 0);
+}
+
 int main(int argc, char **argv)
 {
     REQUIRE(argc == 5 || argc == 6);
@@ -199,6 +314,8 @@ int main(int argc, char **argv)
     CUstream stream;
     CUevent begin, end;
     REQUIRE(count <= MOST);
+    if (argc == 6 && strcmp(argv[5], "stops") == 0)
+        begin_to_stop();
     start_on(0);
     if (argc == 6 && strcmp(argv[5], "two") == 0) {
         CUdevice second;
@@ -246,6 +363,7 @@ int main(int argc, char **argv)
     }
     if (strcmp(how, "copies") == 0 || strcmp(how, "gone") == 0 || strcmp(how, "set") == 0)
         copying_graph(stream, arrays, count, 4 * n, how);
+    begin_beside(how, arrays, out, sum_again);
     for (int round = 0; round < rounds; round++) {
         float milliseconds;
         CHECK(cuEventRecord(begin, stream));
@@ -268,9 +386,16 @@ int main(int argc, char **argv)
         CHECK(cuMemcpyDtoH_v2(&sum, out, sizeof sum));
         printf("round %d: sums %s\n", round, sum == expected * (uint64_t)(round + 1) ? "right" : "WRONG");
     }
+    end_beside(how);
     for (int i = 0; i < count; i++)
         printf("array %d: %llu wrong\n", i, (unsigned long long)count_wrong(&k, arrays[i], n, (uint32_t)i));
     fflush(stdout);
+    if (strcmp(how, "leaves") == 0) {
+        REQUIRE(pthread_create(&beside.thread, NULL, launches, NULL) == 0);
+        while (atomic_load(&beside.times) < 100)
+            sched_yield();
+        return 0;
+    }
     char line[64];
     while (strcmp(how, "wait") == 0 && fgets(line, sizeof line, stdin)) {
         print_numbers(arrays, count);

@@ -47,6 +47,17 @@ pub const VARIANTS: &[Variant] = &[
         settings: &[("GPUPOOL_MODE", "managed"), ("GPUPOOL_MIN_SIZE", "1")],
     },
     Variant {
+        name: "stress",
+        service: Service::Pool,
+        gpus: "2x1GiB",
+        settings: &[
+            ("GPUPOOL_MIN_SIZE", "64KiB"),
+            ("GPUPOOL_LIMIT", "0:96MiB"),
+            ("GPUPOOL_HOST_LIMIT", "4GiB"),
+            ("GPUPOOL_MOVE", "stress"),
+        ],
+    },
+    Variant {
         name: "trace",
         service: Service::Driver,
         gpus: "2x8GiB",

@@ -35,6 +35,14 @@ impl Side {
         if found.is_null() { Side::Bare } else { Side::Shim }
     }
 
+    /// Bytes on the host that are there once memory has moved, until the process ends: pinned memory that the library's kernel writes digests to,
+    /// for each GPU that memory moved for, served by the simulated driver from a piece of its smallest size. A bare run has `used` as it is.
+    pub fn without_its_own(self, used: u64, gpus: u64) -> u64 {
+        const PIECE: u64 = 2 << 20;
+        let moves = std::env::var_os("GPUPOOL_MOVE").is_some();
+        if self == Side::Shim && moves { used.saturating_sub(gpus * PIECE) } else { used }
+    }
+
     /// Pooled memory can be taken and freed while a stream is being captured, in every mode. Bare, both calls fail with 900
     /// in the modes global and thread-local, and break the capture. A program that does it works under the shim, so bare
     /// the calls are left out, and nothing else of the scene is. In mode relaxed both work on both sides.

@@ -1,7 +1,7 @@
 //! One process plays one case: rounds in which its threads act together, alone, or with the other process.
 
 use crate::driver::{Access, Driver, Location};
-use crate::intended::Service;
+use crate::intended::{Service, Side};
 use crate::kernels::Kernels;
 use crate::peer::{Channel, Peer};
 use crate::world::{Object, Random, World};
@@ -205,7 +205,8 @@ fn remains(driver: &Driver, contexts: &[usize], count: i32) -> String {
         ("mapped", c"simcuda_mapped"),
         ("violations", c"simcuda_violations"),
     ] {
-        let _ = write!(text, ", {what} {}", driver.ask(name).unwrap_or_default());
+        let told = driver.ask(name).unwrap_or_default();
+        let _ = write!(text, ", {what} {}", if what == "host" { Side::here().without_its_own(told, count as u64) } else { told });
     }
     text + "\n"
 }
