@@ -269,6 +269,25 @@ fn nothing_goes_while_a_stream_is_captured() {
 }
 
 #[test]
+fn what_the_driver_does_not_take_back_stays_until_somebody_asks_and_the_rest_goes() {
+    for fault in ["cuMemUnmap:1=999", "cuMemRelease:1=999", "cuMemRelease:2=999"] {
+        let mut machine = Machine::new();
+        let mut program = machine.program(&[SOON, ("SIMCUDA_FAULT", fault)]);
+        let before = machine.used(0);
+        program.ask("allocate 600");
+        program.ask("allocate 300");
+        program.ask("clear");
+        machine.until_used(before + 600);
+        program.ask("trim");
+        machine.until_used(before);
+        program.ask("allocate 1000");
+        assert!(machine.used(0) >= before + 1000, "{fault}");
+        let (_, why) = told(program);
+        assert!(why.iter().any(|why| why == "idle" || why == "fell"), "{fault}: {why:?}");
+    }
+}
+
+#[test]
 fn forks_and_the_end_come_at_any_moment() {
     let machine = Machine::new();
     for _ in 0..4 {

@@ -112,7 +112,7 @@ fn names_of_blocks_are_a_bounded_number_of_series_that_add_up_to_all_of_them() {
     row.told.labels.more = 9;
     let text = exported(&look(vec![row]));
     let samples = samples(&text);
-    let of = |family: &str| samples.iter().filter(move |(name, _)| name.starts_with(family));
+    let of = |family: &'static str| samples.iter().filter(move |(name, _)| name.starts_with(family));
     assert_eq!(of("gpupool_label_bytes{").count(), 3 * 17);
     assert_eq!(of("gpupool_label_bytes{").map(|(_, bytes)| bytes).sum::<f64>(), (60 * GIB) as f64);
     let other = of("gpupool_label_bytes{").find(|(name, _)| name.contains(r#"label="other",residence="near""#));
