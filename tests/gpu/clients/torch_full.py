@@ -1,9 +1,8 @@
 """A GPU that is full, once by what PyTorch lets itself have and once in truth: what a pool of one's own (torch.cuda.MemPool) has is refused to
 others and serves them where it may, and what was given up serves again.
 
-torch_full.py ALLOCATOR: a library that torch_full.c made.
-
-The first part asks what PyTorch's own tests of memory pools under a limit ask, in other words.
+torch_full.py limited ALLOCATOR: a library that torch_full.c made. What PyTorch's own tests of memory pools under a limit ask, in other words.
+torch_full.py filled: the GPU itself.
 """
 
 import sys
@@ -36,7 +35,8 @@ def is_refused(bytes_):
 def limited(allocator):
     """PyTorch may have 80 MiB more: 40 in a pool that helps out, 40 in one that does not."""
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
+    # As those tests do: what they are told here and what PyTorch reckons with may be two things.
+    total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 80 * MIB) / total)
     try:
         keeps, helps = torch.cuda.MemPool(allocator), torch.cuda.MemPool(allocator, use_on_oom=True)
@@ -95,13 +95,16 @@ def filled():
 def main():
     torch.cuda.init()
     torch.zeros(1, device="cuda")
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(sys.argv[1], "take", "give").allocator()
     torch.cuda.synchronize()
+    if sys.argv[1] == "filled":
+        total, filling, giving_up, serving = filled()
+        report(bytes=total, seconds={"filling": filling, "giving up": giving_up, "half of it": serving})
+        return
+    # It must outlive the pools that use it.
+    pluggable = torch.cuda.memory.CUDAPluggableAllocator(sys.argv[2], "take", "give")
     since = time.perf_counter()
-    limited(allocator)
-    limiting = time.perf_counter() - since
-    total, filling, giving_up, serving = filled()
-    report(bytes=total, seconds={"limited": limiting, "filling": filling, "giving up": giving_up, "half of it": serving})
+    limited(pluggable.allocator())
+    report(seconds={"limited": time.perf_counter() - since})
 
 
 main()
