@@ -269,21 +269,26 @@ fn nothing_goes_while_a_stream_is_captured() {
 }
 
 #[test]
-fn what_the_driver_does_not_take_back_stays_until_somebody_asks_and_the_rest_goes() {
-    for fault in ["cuMemUnmap:1=999", "cuMemRelease:1=999", "cuMemRelease:2=999"] {
+fn what_the_driver_does_not_take_back_is_tried_again_and_else_stays_until_somebody_asks() {
+    // How often it fails in a row, and MiB that stay then at most.
+    for (call, faults, left) in [("cuMemUnmap", 1, 0), ("cuMemRelease", 1, 0), ("cuMemRelease", 6, 600)] {
         let mut machine = Machine::new();
-        let mut program = machine.program(&[SOON, ("SIMCUDA_FAULT", fault)]);
+        let fault: Vec<String> = (1..=faults).map(|nth| format!("{call}:{nth}=999")).collect();
+        let mut program = machine.program(&[SOON, ("SIMCUDA_FAULT", &fault.join(","))]);
         let before = machine.used(0);
         program.ask("allocate 600");
         program.ask("allocate 300");
         program.ask("clear");
-        machine.until_used(before + 600);
-        program.ask("trim");
-        machine.until_used(before);
+        machine.until_used(before + left);
+        if left > 0 {
+            assert!(machine.used(0) > before, "{fault:?}");
+            program.ask("trim");
+            machine.until_used(before);
+        }
         program.ask("allocate 1000");
-        assert!(machine.used(0) >= before + 1000, "{fault}");
+        assert!(machine.used(0) >= before + 1000, "{fault:?}");
         let (_, why) = told(program);
-        assert!(why.iter().any(|why| why == "idle" || why == "fell"), "{fault}: {why:?}");
+        assert!(why.iter().any(|why| why == "idle" || why == "fell"), "{fault:?}: {why:?}");
     }
 }
 
