@@ -144,6 +144,15 @@ fn nothing_is_said_on_stderr_while_nothing_is_wrong() {
 }
 
 #[test]
+fn programs_that_need_four_gpus_print_the_same() {
+    let four: Vec<Listed> = runs().into_iter().filter(|run| run.when == "four").collect();
+    assert!(!four.is_empty());
+    for run in four {
+        Run::program(&run.name).args(&run.arguments).sim("4x2GiB").same_under_shim(&[]).succeeds();
+    }
+}
+
+#[test]
 fn copies_between_two_gpus_are_the_same() {
     let shim = Run::program("peers").sim("2x1GiB").same_under_shim(&[]);
     shim.succeeds().says("peer copy 0 to 1: 0 wrong");

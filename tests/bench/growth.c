@@ -11,6 +11,11 @@
  *
  * A line a size of 2 MiB to `most` MiB, as far as the GPU has room: medians of what fits in the time, two rounds at least, and of the driver's
  * cache as many.
+ *
+ *   growth first=MIB
+ *
+ * The first growth of a process, by the driver, or by the pool where that is preloaded: a block of this size, with nothing allocated before but 2 MiB,
+ * which open the pool (opened_ms). Each such process is one figure.
  */
 #include "paired.h"
 #include <string.h>
@@ -60,13 +65,29 @@ static void once(Way way, trim_fn trim, size_t bytes, double *up, double *down) 
     *down = in_milliseconds(start);
 }
 
+/* What a process that begins pays for memory, however it is served. */
+static int first(size_t mib) {
+    open_first_gpu();
+    allocate_fn allocate = (allocate_fn)hooked("cuMemAlloc_v2");
+    unsigned long long small, block;
+    double start = seconds();
+    require(allocate(&small, (size_t)2 << 20), "cuMemAlloc");
+    double opened = in_milliseconds(start);
+    start = seconds();
+    require(allocate(&block, mib << 20), "cuMemAlloc");
+    printf("first by=%s mib=%zu first_ms=%.3f opened_ms=%.3f\n", dlsym(RTLD_DEFAULT, "gpupool_trim") ? "gpupool" : "driver", mib,
+           in_milliseconds(start), opened);
+    return 0;
+}
+
 int main(int words, char **arguments) {
     static const size_t sizes[] = {2, 64, 512, 4096, 32768, 120000}; /* MiB */
     enum { SIZES = sizeof sizes / sizeof *sizes };
-    size_t free_bytes, total, limit = 30, most = 120000;
+    size_t free_bytes, total, limit = 30, most = 120000, alone = 0;
+    if (words == 2 && sscanf(arguments[1], "first=%zu", &alone) == 1) return first(alone);
     for (int i = 1; i < words; i++)
         if (sscanf(arguments[i], "seconds=%zu", &limit) + sscanf(arguments[i], "most=%zu", &most) < 1)
-            return fprintf(stderr, "usage: growth [seconds=30] [most=120000]\n"), 2;
+            return fprintf(stderr, "usage: growth [seconds=30] [most=120000], or growth first=MIB\n"), 2;
     open_first_gpu();
     require(((int (*)(size_t *, size_t *))bare("cuMemGetInfo_v2"))(&free_bytes, &total), "cuMemGetInfo");
     trim_fn trim = (trim_fn)dlsym(RTLD_DEFAULT, "gpupool_trim");

@@ -63,10 +63,15 @@ def bench(lab, name):
 
 def preloaded(lab, name):
     """The compiled tests/gpu/NAME.c, which is preloaded in place of the library."""
-    library = pathlib.Path(lab.folder.name) / f"{name}.so"
-    if not library.exists():
-        _build(lab, [_compiler(), "-O2", "-shared", "-fPIC", "-o", library, TESTS / "gpu" / f"{name}.c", "-ldl"])
-    return library
+    return library(lab, name, TESTS / "gpu")
+
+
+def library(lab, name, folder=TESTS / "gpu" / "clients"):
+    """The compiled clients/NAME.c, which a client loads."""
+    made = pathlib.Path(lab.folder.name) / f"{name}.so"
+    if not made.exists():
+        _build(lab, [_compiler(), "-O2", "-shared", "-fPIC", "-o", made, folder / f"{name}.c", "-ldl"])
+    return made
 
 
 def rmm_program(lab, name, folder):

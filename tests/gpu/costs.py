@@ -4,9 +4,12 @@ import gzip
 import importlib.util
 import os
 import pathlib
+import time
 
 import building
+import machine
 from client import client, needs_modules
+from machine import GIB, MIB
 from paired import Pairs, in_turn
 from running import BelowGoal, Failed, NotRun, same
 
@@ -16,7 +19,11 @@ LOOP_GOAL = 1.005
 OTHER_LOOP_GOAL = 1.01
 FOR_LOOPS = ("pool", "lazy")
 GROWTH_GOAL = 2
+# Seconds from the free of most of what a program had until others see it, where the program then rests.
+HOME_GOAL = 1
 ROUNDS = 3
+# MiB, as far as the GPU has room.
+SIZES = (64, 512, 4096, 40960)
 # Every way in which the shim can serve. Managed memory is bounded, since too much of it can take a GPU down.
 MODES = {
     "pool": {},
@@ -123,18 +130,21 @@ def traces(lab):
 
 
 def steady(lab):
-    """A loop that rests shorter than GPUPOOL_IDLE pays for growth once more at most: where it was taken for a program that has ended its work."""
+    """A loop that rests shorter than half a second pays for growth once; one that rests longer, and shorter than GPUPOOL_IDLE, once more at
+    most: in its first pause nothing tells it from a program that has ended its work."""
     binary = building.bench(lab, "steady")
-    lines = lab.bare([binary, "400", "20"], 60).succeeded().stdout.splitlines()
-    for settings in ({"IDLE": "1s"}, {"IDLE": "off"}, {"IDLE": "1s", "FREE": "lazy"}, {"IDLE": "off", "FREE": "lazy"}):
-        told = lab.shim([binary, "400", "20"], 60, settings).succeeded().stdout.splitlines()
+    lines = lab.bare([binary, "400", "10"], 60).succeeded().stdout.splitlines()
+    lazy = {"FREE": "lazy"}
+    # Milliseconds between two rounds, rounds, and the most blocks that may be made anew: a round's, or none.
+    runs = [(400, 20, 0, {"IDLE": "1s"}), (400, 20, 0, {"IDLE": "1s", **lazy}), (400, 10, 0, {}), (1000, 6, 48, {})]
+    runs += [(400, 10, 0, {"IDLE": "off"}), (400, 10, 0, {"IDLE": "off", **lazy})]
+    for pause, rounds, most, settings in runs:
+        told = lab.shim([binary, str(pause), str(rounds)], 60, settings).succeeded().stdout.splitlines()
         lines += told
-        # A round's blocks: the guess that the memory is not wanted soon is made once, and not again where it was wrong; where nothing goes home it is not made.
-        most = 0 if settings["IDLE"] == "off" else 48
         grown = [line for line in told if int(line.split(" grown=")[1].split()[0]) > most]
         if grown:
             raise Failed(f"a steady loop grew: {grown[0]}", lines)
-    return "no more than one round after the first was grown", lines
+    return "loops that rest for 400 ms grew nothing after their first round, one that rests for a second at most one round more", lines
 
 
 def growth(lab):
@@ -148,6 +158,93 @@ def growth(lab):
     if any(float(row["ratio"]) > GROWTH_GOAL for row in rows):
         raise BelowGoal(detail, lines)
     return detail, lines
+
+
+def fresh(lab):
+    """The first growth of a process, in a process of its own each time: the driver and the pool, and what opening the pool takes before."""
+    binary = building.bench(lab, "growth")
+    lines, missed, told = [], [], []
+    for mib in _that_fit(lab):
+        rows = {"driver": [], "gpupool": []}
+        for shim, bare in in_turn(
+            ROUNDS, lambda mib=mib: lab.shim([binary, f"first={mib}"], 60, {}), lambda mib=mib: lab.bare([binary, f"first={mib}"], 60)
+        ):
+            for run in (shim, bare):
+                line = run.succeeded().stdout.splitlines()[0]
+                row = dict(word.split("=", 1) for word in line.split()[1:])
+                rows[row["by"]].append(row)
+        if [len(row) for row in rows.values()] != [ROUNDS, ROUNDS]:
+            raise Failed(f"expected {ROUNDS} rows by the driver and by gpupool, found {rows}")
+        least = {by: sorted(float(row["first_ms"]) for row in found) for by, found in rows.items()}
+        opened = {by: sorted(float(row["opened_ms"]) for row in found)[ROUNDS // 2] for by, found in rows.items()}
+        driver, pool = least["driver"][ROUNDS // 2], least["gpupool"][ROUNDS // 2]
+        ratio = pool / driver
+        spread = ", ".join(f"{by} {found[0]:.3f} to {found[-1]:.3f}" for by, found in least.items())
+        lines.append(
+            f"{mib:>6} MiB: driver {driver:.3f} ms, pool {pool:.3f}, ratio {ratio:.2f} ({spread}); "
+            f"the first 2 MiB before: {opened['driver']:.3f} and {opened['gpupool']:.3f} ms"
+        )
+        told.append(f"{mib} MiB {ratio:.2f}")
+        missed += [mib] * (ratio > GROWTH_GOAL)
+    detail = f"pool to driver, in a process that begins: {', '.join(told)}"
+    if missed:
+        raise BelowGoal(detail, lines)
+    return detail, lines
+
+
+def _that_fit(lab):
+    """With what a context and the reserve take."""
+    return [mib for mib in SIZES if mib * MIB + 5 * GIB <= lab.machine.gpus[0].total] or SIZES[:1]
+
+
+def home(lab):
+    """How soon what a program frees is free for others, as NVML tells another process: bare and under the shim, by size."""
+    used = machine.watch(lab.machine.gpus[0])
+    if not used:
+        raise NotRun("NVML does not answer here")
+    program = building.program(lab, "home")
+    ways = {"bare": None, "strict": {}, "lazy": {"FREE": "lazy"}}
+    lines, longest = [], 0
+    for mib in _that_fit(lab):
+        told = []
+        for name, settings in ways.items():
+            call, seconds = _goes_home(lab, program, settings, mib, used)
+            told.append(f"{name} {seconds * 1e3:.1f} ms (its call {call * 1e3:.1f})")
+            longest = max(longest, 0 if settings is None else seconds)
+        lines.append(f"{mib:>6} MiB seen free by others after: {', '.join(told)}")
+    detail = f"free for others after {longest:.2f} s at most"
+    if longest > HOME_GOAL:
+        raise BelowGoal(f"{detail}; goal {HOME_GOAL} s", lines)
+    return detail, lines
+
+
+def _goes_home(lab, program, settings, mib, used):
+    """Seconds that the free took, and until NVML does not show the memory any more. A process of its own, since one that allocates as much
+    again is believed to need its memory."""
+    child = lab.start([program], None, settings)
+
+    def ask(line):
+        child.process.stdin.write(f"{line}\n")
+        child.process.stdin.flush()
+        if child.read_until("", 60).strip() != "done":
+            raise Failed(f"{child.title}: no answer to {line!r}")
+
+    ask("init")
+    # What the driver keeps of a first block for itself is there before.
+    ask("allocate 2")
+    before = used()
+    ask(f"allocate {mib}")
+    held = used() - before
+    since = time.monotonic()
+    ask("free")
+    call = time.monotonic() - since
+    while used() > before + mib * MIB // 8 and time.monotonic() - since < 15:
+        time.sleep(0.001)
+    seconds = time.monotonic() - since
+    child.finish(30).succeeded()
+    if held < mib * MIB:
+        raise Failed(f"{child.title}: NVML saw {held // MIB} MiB more, expected {mib}; is somebody else at work on this GPU?")
+    return call, seconds
 
 
 def log(lab):

@@ -47,6 +47,36 @@ class Machine:
         return lines + [f"- {version.stdout.strip() or 'gpupool does not say its version'}"]
 
 
+class _Memory(ctypes.Structure):
+    """`nvmlMemory_t`."""
+
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+def watch(gpu):
+    """A function that says how many bytes of a GPU are in use by all processes, as NVML tells this one, which holds no context. `None`
+    where there is no NVML."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    device, memory = ctypes.c_void_p(), _Memory()
+    if nvml.nvmlInit_v2():
+        return None
+    found = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid.encode(), ctypes.byref(device)) if gpu.uuid else None
+    if found is None:
+        found = nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+    if found:
+        return None
+
+    def used():
+        if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):
+            sys.exit("gpu-check: NVML does not tell the memory in use")
+        return memory.used
+
+    return used
+
+
 def find():
     """The GPUs that a CUDA program started here would see. Ends the program if there are none."""
     if shutil.which("nvidia-smi"):

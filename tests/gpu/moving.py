@@ -292,3 +292,18 @@ def stressed(lab):
     if wrong:
         raise Failed(f"{len(wrong)} of {len(STRESSED + STRESSED_TWO)} runs are wrong, as listed below", wrong + lines)
     return f"{len(lines)} programs print the same as bare", lines
+
+
+def own(lab):
+    """tests/programs/own_moves.c: memory of cuMemCreate that threads map, use and unmap at random, while launches move it."""
+    needs_two_gpus(lab)
+    words = [building.program(lab, "own_moves"), "churn", "4", "1000"]
+    bare = lab.bare(words, 90).succeeded()
+    lines = []
+    for move in ("auto", "stress"):
+        run = same(bare, lab.shim(words, 90, {"LIMIT": "0:96MiB", "MOVE": move, "LOG": "debug"}))
+        lines += [f"{move}, {run.seconds:.1f} s (bare {bare.seconds:.1f}):", *_moves(run)]
+        # By itself a program that uses so little each time may never be worth a move.
+        if move == "stress" and not run.events("tier.swap"):
+            raise Failed(f"{run.command}: nothing moved", lines)
+    return f"checks as bare, none wrong; {len(lines)} lines below", lines

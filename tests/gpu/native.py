@@ -53,6 +53,8 @@ def programs(lab):
     beside, alone = _runs("beside") + _runs("plain"), _runs("alone")
     if crowded:
         alone += _runs("two")
+    if len(lab.machine.gpus) >= 4:
+        alone += _runs("four")
     _compile_all(lab, [name for _, name, _ in beside + alone] + ["peers", "churn"])
     wrong = []
 
@@ -127,13 +129,17 @@ def _leak(lab):
 
 def everywhere(lab):
     """Programs that use memory which no argument names, and programs whose GPUs are never idle: the same near and far."""
-    runs = ["all_at_once 1"] + [f"never_stuck {part}" for part in NEVER_IDLE]
+    far = {"LIMIT": "32MiB", "HOST_LIMIT": "3GiB"}
+    runs = [(run, far) for run in ["all_at_once 1"] + [f"never_stuck {part}" for part in NEVER_IDLE]]
     if len(lab.machine.gpus) > 1:
-        runs += ["all_at_once 2", "never_stuck flags"]
+        runs += [(run, far) for run in ("all_at_once 2", "never_stuck flags")]
+        # What the program makes itself lies on the other GPUs then, whole: of what is made of parts nobody can have a descriptor.
+        runs += [(f"handle_sequences {seed} 400 4 0 measured", {"LIMIT": "0:40MiB", "HOST_LIMIT": "0"}) for seed in (3, 4, 5)]
     count = 0
-    for name, *words in map(str.split, runs):
+    for run, limits in runs:
+        name, *words = run.split()
         bare = _bare(lab, name, " ".join(words)).succeeded()
-        for settings in ({}, {"LIMIT": "32MiB", "HOST_LIMIT": "3GiB"}):
+        for settings in ({}, limits):
             same(bare, lab.shim([building.program(lab, name), *words], 60, settings))
             count += 1
     return f"{count} runs print the same as bare"

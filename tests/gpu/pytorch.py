@@ -2,6 +2,7 @@
 
 import pathlib
 
+import building
 from client import client, needs_modules, past_one_gpu, printed, served, share
 from machine import GIB
 from paired import Pairs, in_turn
@@ -65,6 +66,24 @@ def goes_home(lab):
     if shim.measured()["seconds"] > 1:
         raise BelowGoal(f"{detail}; goal 1 s")
     return detail
+
+
+def full(lab):
+    """A GPU that is full: pools of one's own are refused, help out and serve again as they do bare, and what that takes."""
+    needs_modules("torch")
+    # What fills the GPU may use no more than that has.
+    parts = [(["limited", building.library(lab, "torch_full")], {}), (["filled"], {"DEVICES": "0", "HOST_LIMIT": "0"})]
+    lines, count, held = [], 0, ""
+    for words, settings in parts:
+        command = client("torch_full.py", *words)
+        bare = lab.bare(command, 120).succeeded()
+        shim = same(bare, lab.shim(command, 120, settings))
+        count += len(bare.lines())
+        for what, seconds in bare.measured()["seconds"].items():
+            lines.append(f"{what}: bare {seconds * 1e3:.1f} ms, shim {shim.measured()['seconds'][what] * 1e3:.1f}")
+        if "bytes" in bare.measured():
+            held = ", ".join(f"{name} {run.measured()['bytes'] / GIB:.1f}" for name, run in (("bare", bare), ("shim", shim)))
+    return f"{count} lines the same; GiB that filled the GPU: {held}", lines
 
 
 def oversize_async(lab):

@@ -15,6 +15,12 @@ SHARED = (
     "A:alloc:0:153600 A:fill:0:5 A:get:0:0 B:open:0 A:exit B:check:0:5 B:fill:0:9 B:check:0:9 B:close:0 B:exit",
     "A:alloc:0:153600 A:fill:0:5 A:get:0:0 B:open:0 B:fill:0:9 B:exit A:check:0:9 A:free:0 A:alloc:1:153600 A:exit",
     "A:alloc:0:153600 A:fill:0:5 A:get:0:0 B:open:0 B:check:0:5 A:kill B:check:0:5 B:close:0 B:exit",
+    # Less than 1 MiB each, so that several lie in one piece of the driver's memory, or in one slab of ours.
+    "A:alloc:0:300 A:alloc:1:4 A:alloc:2:100 A:fill:0:10 A:fill:1:20 A:fill:2:30 A:get:0:0 A:get:1:512 A:get:2:0 B:open:1 B:open:0 "
+    "B:open:2 B:check:0:10 B:check:1:20 B:check:2:30 B:fill:1:7 A:check:1:7 B:again:1 B:close:1 B:close:1 B:close:1 A:free:1 "
+    "A:alloc:3:4 A:fill:3:50 B:check:0:10 B:close:0 B:close:2 A:check:0:10 A:check:2:30 A:check:3:50 B:exit A:exit",
+    "A:alloc:0:300 A:alloc:1:4 A:fill:0:10 A:fill:1:20 A:get:0:0 A:get:1:0 B:open:0 B:open:1 B:range:0 B:range:1 B:exit A:exit",
+    "A:alloc:0:300 A:fill:0:5 A:get:0:0 B:open:0 A:exit B:check:0:5 B:fill:0:9 B:check:0:9 B:close:0 B:exit",
 )
 
 

@@ -5,6 +5,7 @@
  *   used GPU         what NVML says is used of a GPU by all processes; asks CUDA nothing
  *   turns N SIZE MS  N times: two blocks that are freed in the order they came, then a pause
  *   capture          begins one, finish: ends it
+ *   trim             gpupool_trim
  *   forks N          N children one after the other, each of which asks the driver for memory and ends; what they answered
  */
 #include "nvml.h"
@@ -86,6 +87,11 @@ int main(void)
             CHECK(cuMemFree_v2(blocks[--count]));
         } else if (strcmp(word, "clear") == 0) {
             clear();
+        } else if (strcmp(word, "trim") == 0) {
+            uint64_t (*trim)(void);
+            *(void **)&trim = dlsym(RTLD_DEFAULT, "gpupool_trim");
+            REQUIRE(trim);
+            trim();
         } else if (strcmp(word, "turns") == 0) {
             turns(n[0], n[1], n[2]);
         } else if (strcmp(word, "capture") == 0) {

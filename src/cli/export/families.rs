@@ -89,6 +89,10 @@ families! {
     LIVE_PEAK: Gauge true "gpupool_peak_live_bytes" [] "The most that was live so far.";
     RESIDENT: Gauge true "gpupool_resident_bytes" ["residence"]
         "Bytes of live blocks on the GPU that they were allocated for (near), on other GPUs (peers) and on the host (host).";
+    LABELS: Gauge true "gpupool_labels" [] "Names that the program gave to live blocks (gpupool_label).";
+    LABEL: Gauge true "gpupool_label_bytes" ["label", "residence"]
+        "Bytes of live blocks by the name that the program gave them, by where they lie; other: those behind the largest sixteen.";
+    LABEL_BUDGET: Gauge true "gpupool_label_budget_bytes" ["label"] "How much of a label the program lets lie near.";
     FAR_LOST: Counter true "gpupool_far_lost_seconds_total" [] "Time that kernels lost by reading far memory, estimated from some launches.";
     FAR_READ: Counter true "gpupool_far_read_bytes_total" []
         "Bytes that kernels have read over links from memory on other GPUs and the host, estimated from some launches.";
@@ -134,6 +138,10 @@ families! {
 
 /// Processes that are exported at most. Whoever makes more pages than that wants to fill somebody's disk.
 const MOST: usize = 1024;
+
+/// Names of blocks that are exported of one process: each is as many series as there are residences, and a program may make names without
+/// end. What is left of the page's is summed, and what the page has no room for is counted.
+const MOST_NAMES: usize = 16;
 
 /// A label that stands nowhere, as Prometheus has it.
 const NONE: &str = "";
@@ -232,6 +240,22 @@ impl<'a> Families<'a> {
         }
         self.contexts(told, number);
         self.findings(told, number);
+        self.names(told, number);
+    }
+
+    /// Of blocks. The page has the largest first.
+    fn names(&mut self, told: &Snapshot, number: usize) {
+        let of = Some(number);
+        self.set(&LABELS, of, &[], told.labels.rows.len() as f64 + f64::from(told.labels.more));
+        for (nth, label) in told.labels.rows.iter().enumerate() {
+            let name = if nth < MOST_NAMES { &label.name } else { "other" };
+            for (at, bytes) in [("near", label.near), ("peers", label.on_peers), ("host", label.on_host)] {
+                self.add(&LABEL, of, &[name, at], bytes as f64);
+            }
+            if let Some(budget) = label.budget.filter(|_| nth < MOST_NAMES) {
+                self.set(&LABEL_BUDGET, of, &[name], budget as f64);
+            }
+        }
     }
 
     fn contexts(&mut self, told: &Snapshot, number: usize) {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use gpupool_metrics::{Counter, Levels};
+use gpupool_metrics::{Counter, Label, Levels};
 
 use super::families::{ALL, Families};
 use super::slots::{Labels, Slots};
@@ -59,6 +59,8 @@ fn numbers_are_the_pages_in_bytes_and_seconds() {
     let moved = value("gpupool_moved_bytes_total", r#"direction="near",residence="host""#);
     assert_eq!(moved, 1_000_000.0 * (Counter::CameFromHostBytes as u64 + 1) as f64);
     assert_eq!(value("gpupool_moving_seconds_total", ""), (Counter::MovingMicroseconds as u64 + 1) as f64);
+    assert_eq!(value("gpupool_label_bytes", r#"label="kv",residence="peers""#), (20 * GIB) as f64);
+    assert_eq!(value("gpupool_label_budget_bytes", r#"label="kv""#), (10 * GIB) as f64);
     let info = r#"pid="812",user="1000",mode="pool",version="0.2.0""#;
     assert_eq!(value("gpupool_process_info", info), 1.0);
 }
@@ -90,6 +92,7 @@ fn a_hostile_name_is_one_label_and_moves_no_cursor() {
     row.told.levels.mode = "m\x07\"".to_owned();
     row.told.levels.gpus.rows[0].name = "\x1b]0;title\x07".to_owned();
     row.told.findings.rows[0].code = "GP\n001".to_owned();
+    row.told.labels.rows[0].name = name.to_owned();
     let text = exported(&look(vec![row]));
     assert!(text.lines().all(|line| line.starts_with("gpupool_") || line.starts_with("# ")), "{text}");
     assert!(!text.contains(|c: char| c.is_control() && c != '\n' || c == '\u{202e}'), "{text}");
@@ -97,6 +100,25 @@ fn a_hostile_name_is_one_label_and_moves_no_cursor() {
     assert!(text.contains(one), "{text}");
     assert!(text.contains("gpupool_recent_findings{") && text.contains(r#"code="other"} 1"#), "{text}");
     assert_eq!(tool(&["check", "metrics"], &text).unwrap_or_default(), "");
+}
+
+/// A program may name its blocks by what it serves, without end.
+#[test]
+fn names_of_blocks_are_a_bounded_number_of_series_that_add_up_to_all_of_them() {
+    let mut row = listed(812, "serve");
+    let kv = row.told.labels.rows[0].clone();
+    let named = |nth: u64| Label { name: format!("request {nth}"), bytes: GIB, near: GIB, on_peers: 0, ..kv.clone() };
+    row.told.labels = (0..60).map(named).collect::<Vec<_>>().into();
+    row.told.labels.more = 9;
+    let text = exported(&look(vec![row]));
+    let samples = samples(&text);
+    let of = |family: &'static str| samples.iter().filter(move |(name, _)| name.starts_with(family));
+    assert_eq!(of("gpupool_label_bytes{").count(), 3 * 17);
+    assert_eq!(of("gpupool_label_bytes{").map(|(_, bytes)| bytes).sum::<f64>(), (60 * GIB) as f64);
+    let other = of("gpupool_label_bytes{").find(|(name, _)| name.contains(r#"label="other",residence="near""#));
+    assert_eq!(other.map(|(_, bytes)| *bytes), Some((44 * GIB) as f64));
+    assert_eq!(of("gpupool_label_budget_bytes{").count(), 16);
+    assert_eq!(of("gpupool_labels{").map(|(_, count)| *count).collect::<Vec<_>>(), [69.0]);
 }
 
 #[test]

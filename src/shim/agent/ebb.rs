@@ -5,9 +5,10 @@
 //! case, it had little in use at least once. So a fall counts from the least that was in use all that time, and not from the
 //! highest.
 //!
-//! Whoever freed most of it and then asks for nothing from one look to the next is not in such a loop either, however short it was
-//! held: that is no proof, since a loop may rest longer than a look is away, and who pays for the guess finds it out
-//! ([`super::home`]).
+//! Whoever freed most of it and then asks for nothing for [`REST`] is not in such a loop either, however short it was held. That is no
+//! proof: in its first pause a loop that rests longer has done nothing that a program at the end of its work has not, so one of
+//! the two is judged wrongly, whatever the rule. It is the loop, once, and [`super::home`] finds it out. A loop that rests shorter is
+//! never judged so. Looks are no measure of a rest: two of them fall into a pause that is hardly longer than they are apart.
 
 use gpupool_pool::FreedMemory;
 use std::collections::VecDeque;
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 const FALL: Duration = Duration::from_secs(2);
 /// The longest that memory must have been held for its end to be a fall.
 const LONGEST: Duration = Duration::from_secs(60);
+/// How long a program must ask for nothing, by what looks have seen of it. With two looks more, one that sees the last change and one
+/// that may come just before this is over, it is the second within which memory goes home.
+pub const REST: Duration = Duration::from_millis(500);
 
 /// A time, and the fewest bytes that were in use in it.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +42,8 @@ pub struct Ebb {
     live: u64,
     /// Allocations until then.
     allocations: u64,
-    /// Neither had changed since the time before.
-    rests: bool,
+    /// The first look that saw both as they are.
+    unchanged: Option<Instant>,
     /// Most of what was held then was not in use.
     is_low: bool,
 }
@@ -47,7 +51,14 @@ pub struct Ebb {
 impl Ebb {
     /// Where unused memory stays for `idle`.
     pub fn new(idle: Duration) -> Self {
-        Self { spans: VecDeque::new(), held: idle.min(LONGEST), live: 0, allocations: 0, rests: false, is_low: false }
+        Self {
+            spans: VecDeque::new(),
+            held: idle.min(LONGEST),
+            live: 0,
+            allocations: 0,
+            unchanged: None,
+            is_low: false,
+        }
     }
 
     /// What there is at `now`. `still`: nothing had changed until just now.
@@ -58,7 +69,10 @@ impl Ebb {
             self.spans.push_back(Span { from, to: now, least: self.live, still });
         }
         self.spans.push_back(Span { from: if still { now } else { from }, to: now, least, still: false });
-        self.rests = self.live == live && self.allocations == allocations;
+        if (self.live, self.allocations) != (live, allocations) {
+            self.unchanged = None;
+        }
+        self.unchanged.get_or_insert(now);
         self.is_low = held > 0 && live <= held / 2;
         (self.live, self.allocations) = (live, allocations);
         // The first one that remains reaches back as far as is asked.
@@ -85,9 +99,9 @@ impl Ebb {
         self.is_low
     }
 
-    /// Whether that is so, and nothing was allocated or freed since the last look.
-    pub fn rests(&self) -> bool {
-        self.rests && self.is_low
+    /// Whether that is so, and nothing was allocated or freed for [`REST`].
+    pub fn rests(&self, now: Instant) -> bool {
+        self.is_low && self.unchanged.is_some_and(|since| now - since >= REST)
     }
 
     /// What was in use until now does not matter any more.
@@ -98,7 +112,10 @@ impl Ebb {
 
 #[cfg(test)]
 mod tests {
+    use super::super::home::{LONGEST as LOOKS, SHORTEST};
     use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
 
     const IDLE: Duration = Duration::from_secs(10);
 
@@ -181,7 +198,7 @@ mod tests {
         for (look, (live, allocations, held)) in looks.into_iter().chain(more).enumerate() {
             let now = begin + Duration::from_millis(500 * look as u64);
             ebb.note(now, &freed(live, live, allocations, held), false);
-            if ebb.rests() {
+            if ebb.rests(now) {
                 rested.push(look);
             }
         }
@@ -193,8 +210,70 @@ mod tests {
         let (mut ebb, begin) = (Ebb::new(IDLE), Instant::now());
         for look in 0..100u64 {
             let live = if look % 7 == 0 { 100 } else { 0 };
-            ebb.note(begin + Duration::from_millis(500 * look), &freed(live, 0, look * 3, 100), false);
-            assert!(!ebb.rests(), "look {look}");
+            let now = begin + Duration::from_millis(500 * look);
+            ebb.note(now, &freed(live, 0, look * 3, 100), false);
+            assert!(!ebb.rests(now), "look {look}");
+        }
+    }
+
+    /// A program as looks see it: rounds that allocate and free all of it, with pauses between them.
+    struct Rounds {
+        /// When a round begins and when it ends, in milliseconds.
+        rounds: Vec<(u64, u64)>,
+    }
+
+    impl Rounds {
+        fn at(&self, ms: u64) -> FreedMemory {
+            let is_in_one = self.rounds.iter().any(|(from, to)| (*from..*to).contains(&ms));
+            let begun = self.rounds.iter().filter(|(from, _)| *from <= ms).count() as u64;
+            freed(if is_in_one { 100 } else { 0 }, 0, begun, if begun > 0 { 100 } else { 0 })
+        }
+    }
+
+    /// When it is seen to rest first, with looks that come so much later than `step` each.
+    fn rests_at(program: &Rounds, step: Duration, late: &[u64], until: u64) -> Option<u64> {
+        let (mut ebb, begin) = (Ebb::new(IDLE), Instant::now());
+        let (mut ms, mut late) = (0, late.iter().cycle());
+        while ms < until {
+            let now = begin + Duration::from_millis(ms);
+            ebb.note(now, &program.at(ms), false);
+            if ebb.rests(now) {
+                return Some(ms);
+            }
+            ms += step.as_millis() as u64 + late.next().copied().unwrap_or(0);
+        }
+        None
+    }
+
+    proptest! {
+        /// However its pauses lie to the looks, and however late these come.
+        #[test]
+        fn a_loop_whose_pauses_are_shorter_than_a_rest_is_never_taken_for_one_that_has_ended(
+            rounds in vec((1u64..700, 1u64..REST.as_millis() as u64), 1..60),
+            begins in 0u64..1000,
+            late in vec(0u64..400, 1..8),
+        ) {
+            let mut at = begins;
+            let one = |(works, pauses): &(u64, u64)| {
+                let round = (at, at + works);
+                at += works + pauses;
+                round
+            };
+            let program = Rounds { rounds: rounds.iter().map(one).collect() };
+            let (_, until) = *program.rounds.last().unwrap();
+            for step in [SHORTEST, LOOKS] {
+                prop_assert_eq!(rests_at(&program, step, &late, until), None);
+            }
+        }
+
+        /// The step and the rest are what "within a second" is made of.
+        #[test]
+        fn who_frees_all_of_it_for_good_is_seen_to_rest_with_time_left_of_a_second(
+            works in 1u64..3000, begins in 0u64..1000,
+        ) {
+            let end = begins + works;
+            let rests = rests_at(&Rounds { rounds: vec![(begins, end)] }, LOOKS, &[0], end + 5000);
+            prop_assert!(rests.is_some_and(|at| at <= end + 800), "freed at {end}, seen to rest at {rests:?}");
         }
     }
 }

@@ -2,11 +2,14 @@
 //! what it had and held it for long or asks for nothing since ([`super::ebb`]); and what is free on a GPU that is nearly full while
 //! others use it, too.
 //!
-//! Where no freed memory is held nothing is looked at until something changes. Where some is, the agent looks twice a second at
-//! most, or as often as a short time of the user's asks for.
+//! Where no freed memory is held and nothing changes, nothing is looked at until something does. Else the agent looks four times a second
+//! at most, or as often as a short time of the user's asks for. Also where nothing is freed yet: the next change might be that most of it
+//! is, and while the bell is mute, which it is for a second behind each change, nobody would tell.
 //!
 //! The last two are guesses that the memory is not wanted soon. Where most of it is made anew within the time that it could have
 //! stayed, the guess was wrong, and the program does such things: it pays for that once, and from then on that sign of the two does not count.
+//! Once is the least: a second after the first time that all was freed, a loop that rests for two and a program that has ended its work have
+//! made the same calls, and the latter's memory is to be gone by then. Memory that is gone in NVML's eyes is released, and is paid for anew.
 
 use super::ebb::Ebb;
 use crate::backing::open;
@@ -20,10 +23,10 @@ use gpupool_pool::{FreedMemory, Place};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// The longest and the shortest time between two looks while there is something to look for. Two of them see that a program freed
-/// what it had and rests: that is a second.
-const LONGEST: Duration = Duration::from_millis(500);
-const SHORTEST: Duration = Duration::from_millis(100);
+/// The longest and the shortest time between two looks while there is something to look for. Two of the longest and a rest
+/// ([`super::ebb::REST`]) are the second within which what a program freed goes home, and which leaves a bare driver's time for it.
+pub(super) const LONGEST: Duration = Duration::from_millis(250);
+pub(super) const SHORTEST: Duration = Duration::from_millis(100);
 /// The least time between two questions to NVML.
 const QUESTIONS: Duration = Duration::from_secs(1);
 /// Periods in the time that unused memory stays: by so much of it, at most, memory goes late.
@@ -116,24 +119,39 @@ impl Home {
         self.ebb.note(now, &freed, self.heard);
         self.heard = bell::is_listening();
         self.learn(&freed, now);
-        if !freed.is_any() {
-            return None;
+        if freed.is_any() {
+            self.return_what_goes(&freed, now);
         }
+        // Asked anew: what went is nothing to look for.
+        let is_any = freed.is_any() && idle::freed().is_some_and(|freed| freed.is_any());
+        let listens = bell::is_listening();
+        let next = match (is_any, listens) {
+            (true, true) if !self.asks && !self.ebb.is_low() => Some(step.max(self.idle / PERIODS)),
+            (true, _) | (false, false) => Some(step),
+            (false, true) => None,
+        };
+        tracing::trace!(
+            target: "gpupool::memory", about = "home",
+            "looked at what is free: {} of {} bytes were in use; the bell {}; again {}",
+            freed.live_bytes, freed.held, if listens { "listens" } else { "is mute" },
+            next.map_or_else(|| "at the next change".to_owned(), |next| format!("in {} ms", next.as_millis()))
+        );
+        next
+    }
+
+    fn return_what_goes(&mut self, freed: &FreedMemory, now: Instant) {
         if self.believed.contains(&Sign::Fell) {
             let held_long =
                 self.ebb.has_fallen(now).then_some("the program has freed most of what it had held for long");
             let rests =
-                self.ebb.rests().then_some("the program has freed most of what it had, and asks for nothing since");
+                self.ebb.rests(now).then_some("the program has freed most of what it had, and asks for nothing since");
             if let Some(why) = held_long.or(rests) {
                 self.ebb.forget();
                 self.return_early(None, now, Sign::Fell, why);
             }
         }
-        self.return_to_others(&freed, now);
+        self.return_to_others(freed, now);
         self.return_unused(now);
-        // Asked anew: what went is nothing to wake for.
-        let is_any = idle::freed().is_some_and(|freed| freed.is_any());
-        is_any.then(|| if self.asks || self.ebb.is_low() { step } else { step.max(self.idle / PERIODS) })
     }
 
     fn return_unused(&mut self, now: Instant) {

@@ -4,11 +4,13 @@
 use super::trampoline as hooked;
 use crate::gate::tests::{ends_in, memory, ok, start};
 use crate::guard;
+use crate::serve::handles::by_hand;
 use crate::serve::memory::pieces;
 use crate::tiers::launch::plant;
 use crate::watch::module;
 use cudarc::driver::sys::CUfunction;
-use gpupool_cuda::CuResult;
+use gpupool_cuda::{CuResult, Properties};
+use gpupool_pool::Place;
 use parking_lot::Mutex;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
@@ -301,18 +303,22 @@ fn whoever_writes_the_log_of_a_module_may_ask_what_is_loaded() {
     });
 }
 
-/// The block that is being given away, and how many of its pieces may not move or serve again.
+/// The memory that is being given away, a block's or the program's own, and how many of its pieces may not move or serve again.
 static GIVEN: AtomicU64 = AtomicU64::new(0);
 static ANCHORED: AtomicU32 = AtomicU32::new(0);
 
 /// In a thread of its own, as whoever would free or move the block meanwhile.
 extern "C" fn look_meanwhile() {
-    let look = || pieces(GIVEN.load(Ordering::Acquire), 1).iter().filter(|piece| !piece.anchors.is_empty()).count();
+    let look = || {
+        let given = GIVEN.load(Ordering::Acquire);
+        let own = by_hand::pieces(given, 1).iter().filter(|piece| piece.stays).count();
+        own + pieces(given, 1).iter().filter(|piece| !piece.anchors.is_empty()).count()
+    };
     let anchored = thread::spawn(look).join().unwrap_or(0);
     ANCHORED.store(anchored as u32, Ordering::Release);
 }
 
-/// Looks at a block while the driver is in this call, which gives it away.
+/// Looks at memory while the driver is in this call, which gives it away.
 fn while_in(call: &CStr, block: u64, gives: impl FnOnce(u64)) -> u32 {
     // SAFETY: the process has loaded the simulated driver under this name, and the text is NUL-terminated.
     let after =
@@ -351,5 +357,56 @@ fn a_block_is_kept_in_its_place_before_anybody_has_a_handle_or_a_descriptor_of_i
             ok!(cuIpcGetMemHandle(&raw mut handle, block));
         });
         assert_eq!((retained, described, exported), (1, 1, 1));
+    });
+}
+
+/// Memory of the program's own, by its number and where it is mapped. It can be exported.
+fn own_memory() -> (u64, u64) {
+    let properties = Properties { handle_types: Properties::POSIX_FD, ..Properties::of(Place::Gpu(0)) };
+    let (mut handle, mut address) = (0, 0);
+    ok!(cuMemCreate(&raw mut handle, OWN, &raw const properties, 0));
+    ok!(cuMemAddressReserve(&raw mut address, OWN, 0, 0, 0));
+    ok!(cuMemMap(address, OWN, 0, handle, 0));
+    (handle, address)
+}
+
+const OWN: usize = 2 << 20;
+
+#[test]
+fn memory_of_the_program_s_own_is_kept_in_its_place_before_anybody_else_has_it() {
+    alone("memory_of_the_program_s_own_is_kept_in_its_place_before_anybody_else_has_it", || {
+        start();
+        let stays = |address| by_hand::pieces(address, 1)[0].stays;
+        let (handle, address) = own_memory();
+        assert!(!stays(address));
+        // There is nothing to bind to, so the driver refuses, and the memory may go as before.
+        let bound = [
+            while_in(c"cuMulticastBindMem", address, |_| {
+                // SAFETY: the call takes numbers.
+                let result = unsafe { hooked::cuMulticastBindMem(1, 0, handle, 0, OWN, 0) };
+                assert_eq!(result, CuResult::INVALID_VALUE);
+            }),
+            while_in(c"cuMulticastBindMem_v2", address, |_| {
+                // SAFETY: the call takes numbers.
+                let result = unsafe { hooked::cuMulticastBindMem_v2(1, 0, 0, handle, 0, OWN, 0) };
+                assert_eq!(result, CuResult::INVALID_VALUE);
+            }),
+            while_in(c"cuLogicalEndpointBindMem", address, |_| {
+                // SAFETY: the call takes numbers.
+                let result = unsafe { hooked::cuLogicalEndpointBindMem(1, 0, 0, handle, 0, OWN as u64, 0) };
+                assert_eq!(result, CuResult::INVALID_VALUE);
+            }),
+        ];
+        assert_eq!((bound, stays(address)), ([1; 3], false));
+        let exported = while_in(c"cuMemExportToShareableHandle", address, |_| {
+            let mut descriptor = -1;
+            ok!(cuMemExportToShareableHandle(
+                (&raw mut descriptor).cast::<i32>().cast(),
+                handle,
+                Properties::POSIX_FD,
+                0
+            ));
+        });
+        assert_eq!((exported, stays(address)), (1, true));
     });
 }
