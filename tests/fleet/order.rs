@@ -2,7 +2,7 @@
 
 use super::recall::{asked, gave, held, is_whole, takes};
 use super::{MIB, Machine};
-use gpupool_events::{Event, Reader};
+use gpupool_events::{Event, Reader, Record};
 use harness::{Running, eventually};
 use std::io::BufReader;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,10 +27,14 @@ fn who_only_borrows_gives_before_who_works_there() {
     is_whole(high);
 }
 
+/// When the last of it began to be given.
 fn given_at(program: &Running) -> Option<f64> {
     let lines = Reader::new(BufReader::new(std::fs::File::open(program.log()).ok()?)).map_while(Result::ok);
-    let given = lines.filter(|record| matches!(record.event, Event::RecallGive(_)));
-    given.map(|record| record.t).last()
+    let begun = |record: Record| match record.event {
+        Event::RecallGive(event) => Some(record.t - event.microseconds as f64 / 1e6),
+        _ => None,
+    };
+    lines.filter_map(begun).last()
 }
 
 /// Though there is room at once: who has asked for it is there, and may need it again.
@@ -44,7 +48,6 @@ fn what_was_recalled_stays_away_for_a_while_and_then_comes_back_by_itself() {
     machine.until(&high, "an empty GPU", |page| held(page, 0) == 0);
     let page = machine.until(&low, "its memory at home", |page| held(page, 0) >= 240 * MIB);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64();
-    // What gave way said so when that was over, and kept away from then on.
     let away = now - given_at(&low).expect("a line that says what was given");
     assert!(away >= GUARD && held(&page, 1) == 0, "{away} s: {page:?}");
     is_whole(high);
