@@ -174,21 +174,6 @@ fn the_page_counts_what_moved_from_and_to_where_and_what_is_still_far() {
     assert_eq!(residence.near + residence.on_peers + residence.on_host, 8 * (8 << 20) + (2 << 20), "{residence:?}");
 }
 
-/// Without a share of the time nothing moves, and with one it does.
-#[test]
-fn a_share_of_the_time_that_is_set_while_a_program_runs_counts_from_then_on() {
-    let run = crowded("rotation", "8 8 6000 100000", "auto").env("GPUPOOL_LIMIT", "0:50MiB");
-    let program = run.env("GPUPOOL_MOVE_SHARE", "0%").start(None);
-    let read = |told: &Snapshot| told.counter(Counter::FarReadBytes);
-    let first = eventually("far reads", || page(&program).filter(|told| read(told) > 0));
-    let later = eventually("many more", || page(&program).filter(|told| read(told) >= 10 * read(&first)));
-    assert_eq!(later.counter(Counter::Moves), 0, "{later:?}");
-    let mut set = std::process::Command::new(harness::artifact_folder().join("gpupool"));
-    set.args(["set", &program.pid().to_string(), "move_share=50%"]).env("XDG_RUNTIME_DIR", program.session());
-    assert!(set.env_remove("LD_PRELOAD").status().unwrap().success());
-    eventually("a move", || page(&program).filter(|told| told.counter(Counter::Moves) > 0));
-}
-
 /// How often somebody tried to move something: what came of it is told each time.
 fn tries(output: &Output) -> usize {
     let told = output.picked(|event| matches!(event, Event::TierSwap(_)).then_some(()));
