@@ -32,7 +32,8 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # What of a worker's memory its GPU may hold: the rest goes to the host, and not to the other worker's GPU.
 export GPUPOOL_LIMIT=0:256MiB,1:256MiB GPUPOOL_HOST_LIMIT=4GiB GPUPOOL_RESERVE=64MiB GPUPOOL_SOFT_OOM=off GPUPOOL_LOG=info
 
-# command NAME GPUPOOL…: what starts the workers; GPUPOOL… stands in front of what uses CUDA, or of the launcher.
+# command_of NAME FOLDER [GPUPOOL…]: what starts the workers, which meet in that folder. The words of GPUPOOL stand in front of the launcher, and behind those that
+# start processes of their own (README, Launchers).
 command_of() {
     local name=$1 meeting=$2
     shift 2
@@ -77,7 +78,6 @@ for name in ${*:-mpirun slurm ray dask torchrun spawn}; do
             continue 2
         fi
     done
-    # The simulated machines of the two runs have other bus numbers than each other only if they have other GPUs.
     if [ "$(sort -u "$work/$name/bare/said" | wc -l)" != $workers ] || ! diff "$work/$name/bare/said" "$work/$name/gpupool/said"; then
         echo "$name: the workers say something else than bare"
         failed=1
