@@ -125,9 +125,9 @@ fn a_little_is_given_also_where_many_blocks_stand_on_one_chunk() {
         let machine = Machine::new(gpus);
         let mut low = machine.start(machine.neighbour(0, 10));
         // Of freed chunks of 20 MiB.
-        (0..12).for_each(|_| drop(takes(&mut low, 20)));
+        (0..12).for_each(|_| _ = takes(&mut low, 20));
         (0..12).for_each(|_| assert_eq!(low.ask("drop"), "dropped"));
-        (0..60).for_each(|_| drop(takes(&mut low, 4)));
+        (0..60).for_each(|_| _ = takes(&mut low, 4));
         machine.until(&low, "its memory", |page| held(page, 0) >= 240 * MIB);
         let high = machine.neighbour(0, 90).env("GPUPOOL_HOST_LIMIT", "0").env("GPUPOOL_SOFT_OOM", "off");
         let mut high = machine.start(high.env("GPUPOOL_DEVICES", "0"));
