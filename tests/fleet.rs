@@ -5,8 +5,14 @@
 #[path = "fleet/recall.rs"]
 mod recall;
 
+#[path = "fleet/drained.rs"]
+mod drained;
+
 #[path = "fleet/loans.rs"]
 mod loans;
+
+#[path = "fleet/order.rs"]
+mod order;
 
 #[path = "fleet/outside.rs"]
 mod outside;
@@ -330,10 +336,31 @@ fn settings_change_while_a_program_works_and_what_follows_is_told() {
     refused("priority=101", "not a whole number from 0 to 100");
     refused("log=dbug", "neither a level nor a part of gpupool");
     refused("limits=1GiB", "did you mean GPUPOOL_LIMIT?");
+    // More than one message of the socket holds: nothing is asked of the program.
+    let long = format!("priority=10 log={}", vec!["gpupool::memory=debug"; 3000].join(","));
+    refused(&long, "and what a program can be told at once has room for");
     assert_eq!(machine.page(&program).levels.priority, 80, "all or nothing");
     let events = ends_well(program);
     let changed = |event: &&Event| matches!(event, Event::SettingChange(_));
     assert_eq!(events.iter().filter(changed).count(), 7);
+}
+
+#[test]
+fn a_log_level_that_is_set_while_a_program_runs_counts_from_then_on() {
+    let machine = Machine::new("1x320MiB");
+    let program = machine.holder(machine.neighbour(0, 50), 20);
+    let set = |settings: &str| assert!(machine.told(&format!("set --json {} {settings}", program.pid())).1);
+    set("log=error");
+    set("priority=60");
+    set("log=info");
+    set("priority=70");
+    let changes = |event: &Event| match event {
+        Event::SettingChange(event) => Some((event.name.clone(), event.new.clone())),
+        _ => None,
+    };
+    let changes: Vec<_> = recall::is_whole(program).iter().filter_map(changes).collect();
+    let priorities: Vec<_> = changes.iter().filter(|(name, _)| name == "GPUPOOL_PRIORITY").collect();
+    assert_eq!(priorities, [&("GPUPOOL_PRIORITY".to_owned(), "70".to_owned())], "{changes:?}");
 }
 
 #[test]

@@ -7,11 +7,13 @@
 //! `/sys` or single files of them, and "unknown" asks for another decision than "nothing left".
 
 mod cgroup;
+mod driver;
 mod host;
 mod nvml;
 mod uuid;
 
 pub use cgroup::{DeviceGroup, Group};
+pub use driver::open_files;
 pub use host::{Host, KEPT_BACK, Memory};
 pub use nvml::{Fabric, GpuMemory, MemoryLimits, Nvml, RemappedRows, Xids};
 pub use uuid::{Uuid, dashed, from_text};

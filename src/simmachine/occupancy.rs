@@ -146,14 +146,37 @@ pub(crate) struct Locked<'a>(&'a Occupancy);
 impl Occupancy {
     /// Waits for the mutex. Whoever died with it left nothing that has to be put right before the next change.
     pub(crate) fn lock(&self) -> Locked<'_> {
-        // SAFETY: the mutex was initialised before `ready` was set; it is robust, so that an owner's death is
-        // told instead of waited for.
-        unsafe {
-            if libc::pthread_mutex_lock(self.mutex.get()) == libc::EOWNERDEAD {
-                libc::pthread_mutex_consistent(self.mutex.get());
+        loop {
+            let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: the time is a local; the mutex was initialised before `ready` was set, and it is robust, so that an owner's death is told instead of waited for.
+            let answer = unsafe {
+                libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut until);
+                until.tv_sec += 1;
+                libc::pthread_mutex_timedlock(self.mutex.get(), &raw const until)
+            };
+            match answer {
+                libc::ETIMEDOUT => self.free_from_the_dead(),
+                libc::EOWNERDEAD => {
+                    // SAFETY: this thread has the mutex.
+                    unsafe { libc::pthread_mutex_consistent(self.mutex.get()) };
+                    return Locked(self);
+                }
+                _ => return Locked(self),
             }
         }
-        Locked(self)
+    }
+
+    /// Says of an owner that is no more what the kernel says of it: that it died. A process that is killed in the middle may not be able to write that any more, since
+    /// the page lies in a file on a disk that is just being written; whoever came next waited for good (seen after some dozen kills).
+    fn free_from_the_dead(&self) {
+        // SAFETY: such a mutex begins with the word that the kernel knows of, which all change by atomic operations alone.
+        let word = unsafe { AtomicU32::from_ptr(self.mutex.get().cast()) };
+        let seen = word.load(Relaxed);
+        let owner = seen & libc::FUTEX_TID_MASK;
+        if owner != 0 && !Path::new(&format!("/proc/{owner}")).exists() {
+            let died = seen & libc::FUTEX_WAITERS | libc::FUTEX_OWNER_DIED;
+            let _ = word.compare_exchange(seen, died, Relaxed, Relaxed);
+        }
     }
 
     /// Fills in a file of zeros. Nobody else may see it as ready before that.
@@ -351,4 +374,23 @@ pub(crate) fn start_of(pid: u32) -> Option<u64> {
 fn maps(pid: u32, inode: u64) -> bool {
     let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     text.lines().any(|line| line.split_whitespace().nth(4).and_then(|field| field.parse().ok()) == Some(inode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_an_owner_that_died_and_of_whom_nobody_said_so() {
+        let settings = Settings::read(|name| (name == "SIMCUDA_GPUS").then(|| "1x64MiB".to_owned())).unwrap();
+        // SAFETY: a file of zeros is one that nobody has made ready, and so is such memory; it is made and freed by its own layout.
+        let machine = unsafe { Box::<Occupancy>::new_zeroed().assume_init() };
+        machine.prepare(&settings);
+        let mut gone = std::process::Command::new("true").spawn().unwrap();
+        gone.wait().unwrap();
+        // SAFETY: nobody else has the mutex, whose first word is its owner.
+        unsafe { machine.mutex.get().cast::<u32>().write(gone.id()) };
+        drop(machine.lock());
+        drop(machine.lock());
+    }
 }

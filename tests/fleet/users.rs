@@ -102,6 +102,44 @@ fn a_command_of_another_user_changes_nothing() {
     ends_well(program);
 }
 
+/// Who is not root is told so, and not that it has come to nothing.
+#[test]
+fn what_root_has_drained_for_the_whole_machine_only_root_ends() {
+    if !can_become_another() {
+        return;
+    }
+    let machine = Machine::of_all_users("2x1GiB");
+    let theirs = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(theirs.path(), Some(OTHER), Some(OTHER)).unwrap();
+    let by_them = |arguments: &str| {
+        let mut command = machine.command(arguments);
+        let ended = command.env("XDG_RUNTIME_DIR", theirs.path()).uid(OTHER).gid(OTHER).output().unwrap();
+        let text = [ended.stdout, ended.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        (ended.status.success(), text)
+    };
+    // Where a session's folder was set by hand, root speaks for that session alone.
+    let by_root = |arguments: &str| {
+        let ended = machine.command(arguments).env_remove("XDG_RUNTIME_DIR").output().unwrap();
+        assert!(ended.status.success(), "{arguments}: {ended:?}");
+    };
+    by_root("drain 1");
+    let (done, text) = by_them("drain 1");
+    let ends = "root has drained it for the whole machine, and gpupool undrain 1 by root ends that";
+    assert!(done && text.contains(ends), "{text}");
+    let (done, text) = by_them("undrain 1");
+    assert!(
+        !done && text.contains("the GPU is drained by root for the whole machine (/run/gpupool.drained/"),
+        "{text}"
+    );
+    assert!(text.contains("gpupool undrain 1 by root ends that"), "{text}");
+    by_root("undrain 1");
+    let (done, text) = by_them("undrain 1");
+    assert!(done && text.contains("was not drained"), "what they had said themselves they have unsaid: {text}");
+    let (done, text) = by_them("drain 1");
+    assert!(done && text.contains("gpupool undrain 1 ends that") && !text.contains("root"), "{text}");
+    assert!(by_them("undrain 1").0);
+}
+
 /// As two `gpupool sim` of one user, which have one folder of pages.
 #[test]
 fn what_is_said_of_a_gpu_concerns_no_other_machines() {

@@ -61,6 +61,14 @@ def bench(lab, name):
     return binary
 
 
+def watcher(lab, name):
+    """The compiled tests/gpu/NAME.c, a program that looks at the driver from outside."""
+    binary = pathlib.Path(lab.folder.name) / name
+    if not binary.exists():
+        _build(lab, [_compiler(), "-std=c11", "-O1", "-g", "-pthread", "-o", binary, TESTS / "gpu" / f"{name}.c", "-ldl"])
+    return binary
+
+
 def preloaded(lab, name):
     """The compiled tests/gpu/NAME.c, which is preloaded in place of the library."""
     return library(lab, name, TESTS / "gpu")

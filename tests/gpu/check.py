@@ -138,6 +138,8 @@ SETS = {
     },
     "fleet": {
         "fleet-stranger-peer": fleet.stranger_peer,
+        "fleet-comers": fleet.comers,
+        "fleet-stranger-at-once": fleet.stranger_at_once,
         "fleet-owner-peer": fleet.owner_peer,
         "fleet-stranger-host": fleet.stranger_host,
         "fleet-owner-host": fleet.owner_host,

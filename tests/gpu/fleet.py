@@ -4,9 +4,10 @@ import json
 import pathlib
 import time
 
+import building
 from client import client, needs_modules, needs_two_gpus
 from machine import GIB
-from running import BelowGoal, Failed, same
+from running import BelowGoal, Failed, NotRun, same
 
 # Seconds that a program has to fill its memory and to check it.
 TO_FILL, TO_CHECK = 60, 60
@@ -55,22 +56,14 @@ def _gives_way(lab, to_peer, settings, goal):
 
 def _displaced(lab, gpu, to_peer, held_by, settings, goal):
     """A program on GPU 0 with the settings `held_by` that has nearly all of GPU `gpu`, and one that starts there and takes more than is free. To one
-    without gpupool all of it gives way whatever that takes, so it takes what is free, and on the way to the host there is less of it."""
+    without gpupool all of it gives way whatever that takes, so it takes what is free (`stranger_at_once` takes more), and on the way to the host there is less of it."""
     needs_modules("cupy")
     gib = lab.machine.gpus[gpu].total // GIB - LEFT
     given = min(TO_A_PEER if to_peer else ONTO_THE_HOST, gib // 2)
     wants = LEFT - RESERVE - 2 + given
     if settings is None:
         gib, wants = gib if to_peer else 2 * given, LEFT - 4
-    borrower = lab.start(client("cupy_holder.py", 0, gib), settings=held_by)
-    said = borrower.read_until("holds", TO_FILL)
-    if "holds" not in said:
-        borrower.finish(5, said).succeeded()
-        raise Failed(f"{borrower.title}: it ended before it held anything")
-    pid = borrower.process.pid
-    _until(f"{gib - 2} GiB on GPU {gpu}", lambda: _held(lab, pid, gpu) >= (gib - 2) * GIB)
-    if to_peer:
-        lab.bare([lab.gpupool, "set", pid, "limit="], 30).succeeded()
+    borrower, said = _holds(lab, gpu, gib, held_by, to_peer)
     begun = time.monotonic()
     comer = lab.start(client("cupy_holder.py", gpu, wants), settings=settings)
     comer_said = comer.read_until("holds", TO_FILL)
@@ -90,6 +83,88 @@ def _displaced(lab, gpu, to_peer, held_by, settings, goal):
     if took > goal * max(freed / (100 * GIB), 0.1):
         raise BelowGoal(f"{text}; the goal is {goal} s for 100 GiB", lines)
     return text, lines
+
+
+def _holds(lab, gpu, gib, held_by, to_peer):
+    """A program on GPU 0 that has so much of GPU `gpu`, and what it has said so far."""
+    borrower = lab.start(client("cupy_holder.py", 0, gib), settings=held_by)
+    said = borrower.read_until("holds", TO_FILL)
+    if "holds" not in said:
+        borrower.finish(5, said).succeeded()
+        raise Failed(f"{borrower.title}: it ended before it held anything")
+    pid = borrower.process.pid
+    _until(f"{gib - 2} GiB on GPU {gpu}", lambda: _held(lab, pid, gpu) >= (gib - 2) * GIB)
+    if to_peer:
+        lab.bare([lab.gpupool, "set", pid, "limit="], 30).succeeded()
+    return borrower, said
+
+
+def stranger_at_once(lab):
+    """A program without gpupool that as soon as it has its context asks for more than is free, block after block: by how much it may exceed that. For each
+    amount a borrower anew. The least amount has to be served."""
+    needs_modules("cupy")
+    needs_two_gpus(lab)
+    gib = lab.machine.gpus[1].total // GIB - LEFT
+    lines, refused = [], []
+    # What is free, and of what is borrowed a part; CuPy itself takes 1 to 2 GiB.
+    for part in (8, gib // 4, gib // 2, gib - 4):
+        wants = LEFT - RESERVE // 2 + part
+        borrower, said = _holds(lab, 1, gib, {"LIMIT": "0:1GiB", "RESERVE": f"{RESERVE}GiB", "SOFT_OOM": "off"}, True)
+        comer = lab.start(client("cupy_holder.py", 1, wants))
+        comer_said = comer.read_until("holds", TO_FILL)
+        is_served = "holds" in comer_said
+        came = (_checked(comer, comer_said) if is_served else comer.finish(5, comer_said)).measured()
+        # One that was refused has ended, and all left or leaves all the same.
+        done = _checked(borrower, said)
+        line = f"{wants} GiB at once: {'served' if is_served else 'refused at ' + str(came['held'])}; the context took {(came['context'] - came['before']) * 1e3:.0f} ms, "
+        line += f"the blocks {came['seconds'] * 1e3:.0f} ms; "
+        gave = done.events("recall.give")
+        if gave:
+            first = min(event["t"] - event["microseconds"] / 1e6 for event in gave)
+            freed = sum(event["freed"] for event in gave)
+            line += f"from when it had its context, giving way began at {(first - came['context']) * 1e3:+.0f} ms and ended at {(gave[-1]['t'] - came['context']) * 1e3:+.0f} ms "
+            line += f"({freed / GIB:.0f} GiB)"
+        elif is_served:
+            raise Failed("the borrower gave nothing", [*lines, line])
+        else:
+            line += "it had ended before anything left"
+        lines.append(line)
+        if not is_served:
+            refused.append(wants)
+        if refused == [LEFT - RESERVE // 2 + 8]:
+            raise Failed(f"refused: {wants} GiB, of which about {LEFT - RESERVE // 2 + 1} were free", lines)
+    text = f"refused: {', '.join(f'{wants} GiB' for wants in refused)}" if refused else f"up to {wants} GiB at once were served"
+    if refused:
+        raise BelowGoal(f"{text}; the goal is that nobody is", lines)
+    return text, lines
+
+
+def comers(lab):
+    """When it shows that a program comes: what time there is before it asks for memory. Nothing of gpupool takes part."""
+    watcher = building.watcher(lab, "comers")
+    gpu = len(lab.machine.gpus) - 1
+    env = {"CUDA_MODULE_LOADING": "LAZY"}
+    commands = [("plain C", [watcher, "come", gpu, 4])]
+    for module in ("cupy", "torch"):
+        try:
+            needs_modules(module)
+            commands.append((module, client("comes.py", module, gpu, 4)))
+        except NotRun:
+            pass
+    lines, text = [], []
+    for name, command in commands:
+        for again in ("", " again"):
+            told = lab.bare([watcher, "watch", gpu, *command], 60, env).succeeded()
+            lines += [f"{name}{again}:", *(f"  {line}" for line in told.lines())]
+            at = dict(line.removeprefix("sign ").rsplit(": ", 1) for line in told.lines() if line.startswith("sign "))
+            first = {sign: float(when.split(" ")[0]) for sign, when in at.items() if when != "never"}
+            context = first.get("context-is-made")
+            if context is None:
+                raise Failed(f"{name}: it made no context", lines)
+            signs = [("the driver's users", "more users of nvidia_uvm"), ("memory in use", "memory in use"), ("NVML's list", "in NVML's list")]
+            shown = [f"{what} {context - first[sign]:.0f}" if sign in first else f"{what} never" for what, sign in signs]
+            text.append(f"{name}{again}: {', '.join(shown)}")
+    return "ms before the context was made: " + "; ".join(text), lines
 
 
 def stranger_peer(lab):

@@ -1,6 +1,6 @@
 /*
  * A preload library that shows a program another host: what it opens under /proc/meminfo, /proc/self/cgroup,
- * /proc/self/mountinfo and /sys/fs/cgroup is looked for in the folder MADE_HOST. The system call that tells of memory where
+ * /proc/self/mountinfo, /sys/fs/cgroup and /sys/module/nvidia_uvm is looked for in the folder MADE_HOST. The system call that tells of memory where
  * /proc is missing says 64 GiB, and 48 of them free.
  */
 #define _GNU_SOURCE
@@ -13,7 +13,8 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-static const char *const MADE[] = {"/proc/meminfo", "/proc/self/cgroup", "/proc/self/mountinfo", "/sys/fs/cgroup"};
+static const char *const MADE[] = {"/proc/meminfo", "/proc/self/cgroup", "/proc/self/mountinfo", "/sys/fs/cgroup",
+                                   "/sys/module/nvidia_uvm"};
 
 static int open_made(const char *path, int flags, unsigned mode)
 {

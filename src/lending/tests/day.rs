@@ -606,8 +606,10 @@ fn table(count: usize) {
 /// The same for eight other seeds: the least, the median and the most of each number.
 fn of_seeds(count: usize) {
     println!("{count} jobs, seeds 1 to 8");
-    println!("| rule | waited, min, mean | time, median | P95 | mean of priority 80 | moved, TiB | over, h |");
-    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    println!(
+        "| rule | waited, min, mean | time, median | P95 | mean of priority 80 | moved, TiB | over, h | GPUs busy, % | memory in use, % |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let days: Vec<Vec<Job>> = (1..=8).map(|seed| jobs(seed, count)).collect();
     for (name, rule) in RULES {
         let played: Vec<Outcome> = days.iter().map(|jobs| play(jobs, rule)).collect();
@@ -617,13 +619,15 @@ fn of_seeds(count: usize) {
         };
         let time = |part| move |day: &Outcome| percentile(day.stretch.iter().map(|(_, stretch)| *stretch), part);
         println!(
-            "| {name} | {} | {} | {} | {} | {} | {} |",
+            "| {name} | {} | {} | {} | {} | {} | {} | {} | {} |",
             of(&|day| mean(day.waited.iter().copied()) / 60.0),
             of(&time(0.5)),
             of(&time(0.95)),
             of(&|day| mean(day.stretch_of(80))),
             of(&|day| day.moved as f64 / (1u64 << 40) as f64),
             of(&|day| day.over),
+            of(&|day| 100.0 * day.busy),
+            of(&|day| 100.0 * day.used),
         );
     }
 }

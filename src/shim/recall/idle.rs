@@ -8,7 +8,7 @@
 //! another namespace, which does not matter here: only that there are none.
 
 use super::at_work::{self, Work};
-use super::{ask, give, leaving};
+use super::{ask, coming, give, leaving};
 use crate::backing::{open, terms};
 use crate::{bell, log, nvml, process};
 use gpupool_interpose::cancel;
@@ -17,16 +17,16 @@ use gpupool_pool::Place;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// The least time between two looks. A context takes 110 ms to make.
+/// The least time between two looks for more that may lend.
 const PERIOD: Duration = Duration::from_millis(50);
 /// How long a thread waits for another one that looks.
 const TO_LOOK: Duration = Duration::from_millis(500);
 /// How long a GPU stays lent of which nothing is taken: the next one that needs memory looks anew.
 const UNUSED: Duration = Duration::from_secs(2);
 
-/// When it was looked for more last, and by the agent whether all is as it was.
+/// When it was looked for more last, and when the agent looks next whether all is as it was.
 static WIDENED: Mutex<Option<Instant>> = Mutex::new(None);
-static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
+static NEXT: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// Has GPUs lend that nobody works on, since this one lacks so many bytes; where these are full, ranks that matter less are asked for what they have there.
 pub fn widen(home: u32, bytes: u64) {
@@ -105,10 +105,11 @@ pub fn look() -> Option<Duration> {
         terms::lend_while_idle(&gpus, false);
         return None;
     }
-    if LOOKED.lock().is_some_and(|looked| looked.elapsed() < PERIOD) {
-        return Some(PERIOD);
+    let begun = Instant::now();
+    let left = NEXT.lock().map_or(Duration::ZERO, |next| next.saturating_duration_since(begun));
+    if !left.is_zero() {
+        return Some(left);
     }
-    *LOOKED.lock() = Some(Instant::now());
     let is_unused = |gpu: u32, time: Duration| time > UNUSED && give::on_gpu(gpu) == 0;
     let unused: Vec<u32> = lent.into_iter().filter(|(gpu, time)| is_unused(*gpu, *time)).map(|(gpu, _)| gpu).collect();
     terms::lend_while_idle(&unused, false);
@@ -136,7 +137,9 @@ pub fn look() -> Option<Duration> {
         );
         leaving::begin(gpu, Whom::Workers(pid), u64::MAX);
     }
-    Some(PERIOD)
+    let pause = coming::pause(begun.elapsed());
+    *NEXT.lock() = Some(Instant::now() + pause);
+    Some(pause)
 }
 
 fn has_room_again(gpu: u32) {

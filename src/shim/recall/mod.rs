@@ -14,6 +14,7 @@
 
 pub mod ask;
 mod at_work;
+mod coming;
 pub mod give;
 pub mod idle;
 pub mod leaving;

@@ -6,8 +6,11 @@ use crate::serve::memory::idle::Part;
 use gpupool_lending::Stake;
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::{Entry, Folder};
-use gpupool_metrics::{Life, Snapshot, identify, read};
+use gpupool_metrics::{Life, Snapshot, identify, now, read};
 use std::collections::BTreeSet;
+
+/// Microseconds for which a page may say nothing of GPUs because it was made before the pool was: it is written once a second.
+const NEW: u64 = 3_000_000;
 
 /// Another process, which has memory of a GPU or may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +60,13 @@ fn told(folder: &Folder, entry: &Entry) -> Option<Snapshot> {
 
 fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
     let levels = &told.levels;
-    let ordinal = levels.gpus.rows.iter().find(|known| known.uuid == *gpu)?.ordinal;
+    let Some(known) = levels.gpus.rows.iter().find(|known| known.uuid == *gpu) else {
+        // What it has come to have by now it says itself, and whether it matters less.
+        let is_new = levels.gpus.rows.is_empty() && now().saturating_sub(told.process.created) < NEW;
+        let Entry { pid, started, .. } = *entry;
+        return is_new.then(|| Neighbour { pid, started, page: entry.name.clone(), stake: Stake::default() });
+    };
+    let ordinal = known.ordinal;
     let place = levels.places.rows.iter().find(|place| place.is_gpu() && place.number == ordinal);
     let held = place.map_or(0, |place| place.held + place.own);
     let is_lent = |loan: &&gpupool_metrics::Loan| !loan.on_host && loan.number == ordinal;

@@ -3,10 +3,10 @@
 //! before anything was borrowed that stays free from the beginning, as it grows. When that is tried, and again, [`super::leaving`] decides. GPUs that are lent only while nobody
 //! works there are [`super::idle`]'s.
 //!
-//! NVML tells which processes there are, in a container by numbers of another namespace. There a program under gpupool looks like any other, and is given
+//! NVML tells which processes there are, as soon as they have a context; how often it is asked, [`super::coming`] says. In a container it tells them by numbers of another namespace. There a program under gpupool looks like any other, and is given
 //! way to once, when it comes.
 
-use super::{at_work, give, leaving, neighbours};
+use super::{at_work, coming, give, leaving, neighbours};
 use crate::backing::{open, terms, topology::Gpu};
 use crate::{clock, nvml, process};
 use gpupool_config::Mode;
@@ -17,8 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// How often it is looked while something is borrowed. A context takes 110 ms to make.
-const PERIOD: Duration = Duration::from_millis(50);
 /// How often it is looked whether the reserve is free.
 const RESERVE: Duration = Duration::from_millis(500);
 /// Seconds for which a program has run that may have come after what it finds borrowed there: that is not looked at the moment it is lent.
@@ -35,7 +33,8 @@ struct Borrowed {
 #[derive(Default)]
 pub struct Strangers {
     borrowed: BTreeMap<u32, Borrowed>,
-    looked: Option<Instant>,
+    /// When the next look is, while something is borrowed.
+    next: Option<Instant>,
 }
 
 impl Strangers {
@@ -47,7 +46,8 @@ impl Strangers {
 
     /// Looks, if it is time to, who has come; how long nothing need be done. `None`: until something changes.
     pub fn look(&mut self) -> Option<Duration> {
-        let left = self.looked.map_or(Duration::ZERO, |looked| PERIOD.saturating_sub(looked.elapsed()));
+        let begun = Instant::now();
+        let left = self.next.map_or(Duration::ZERO, |next| next.saturating_duration_since(begun));
         if !left.is_zero() {
             return (!self.borrowed.is_empty()).then_some(left);
         }
@@ -61,13 +61,14 @@ impl Strangers {
         if gpus.is_empty() || nvml::get().is_none() {
             return None;
         }
-        self.looked = Some(Instant::now());
         for gpu in gpus {
             if let Some(there) = neighbours::numbers(gpu.ordinal) {
                 self.look_at(gpu, there);
             }
         }
-        Some(PERIOD)
+        let pause = coming::pause(begun.elapsed());
+        self.next = Some(Instant::now() + pause);
+        Some(pause)
     }
 
     fn look_at(&mut self, gpu: &Gpu, there: BTreeSet<u32>) {

@@ -674,12 +674,13 @@ fn chosen(opened: &Opened, leaves: Leaves<'_>) -> (Vec<Stretch>, Vec<Own>) {
         |own: &Own| matches!(own.place, Place::Gpu(_)) && leaves.concerns(own.asked) && leaves.place(own.place);
     let mut own: Vec<_> = by_hand::all().into_iter().filter(leaves_own).collect();
     if let Leaves::Gpu { gpu, most, cap, .. } = leaves {
-        let pooled = near.iter().map(|(block, pieces)| (block.home == gpu, there(leaves, pieces)));
+        // A chunk moves as a whole, with all blocks that stand on it: one of them alone would stay, however little was asked for.
+        let chunks = chunks_of(&near, gpu, leaves);
+        let pooled = chunks.iter().map(|chunk| (chunk.is_home, chunk.bytes));
         let kept = least(&pooled.chain(own.iter().map(|own| (own.asked == gpu, own.bytes))).collect::<Vec<_>>(), most);
-        let mut keeps = kept.into_iter();
-        near.retain(|_| keeps.next().unwrap_or(true));
+        let (of_chunks, of_own) = kept.split_at(chunks.len());
+        let mut keeps = of_own.iter().copied();
         own.retain(|_| keeps.next().unwrap_or(true));
-        // Of blocks that stand on several chunks no more of these than it takes.
         let mut cap = cap;
         own.retain(|own| {
             let fits = own.bytes <= cap;
@@ -687,22 +688,51 @@ fn chosen(opened: &Opened, leaves: Leaves<'_>) -> (Vec<Stretch>, Vec<Own>) {
             fits
         });
         let mut left = most.saturating_sub(own.iter().map(|own| own.bytes).sum());
-        near.sort_by_key(|(block, _)| (block.home == gpu, block.address));
-        for (_, pieces) in &mut near {
-            pieces.retain(|piece| {
-                if !leaves.place(piece.place) {
-                    return true;
-                }
-                let goes = left > 0 && piece.bytes <= cap;
-                if goes {
-                    (left, cap) = (left.saturating_sub(piece.bytes), cap - piece.bytes);
-                }
-                goes
-            });
+        let mut going: Vec<&Standing> =
+            chunks.iter().zip(of_chunks).filter_map(|(chunk, goes)| goes.then_some(chunk)).collect();
+        going.sort_by_key(|chunk| (chunk.is_home, chunk.is_anchored, chunk.address));
+        let mut goes = BTreeSet::new();
+        for chunk in going {
+            if left > 0 && chunk.bytes <= cap {
+                (left, cap) = (left.saturating_sub(chunk.bytes), cap - chunk.bytes);
+                goes.insert(chunk.address);
+            }
         }
-        near.sort_by_key(|(block, _)| block.address);
+        for (_, pieces) in &mut near {
+            pieces.retain(|piece| !leaves.place(piece.place) || goes.contains(&piece.chunk_address));
+        }
+        near.retain(|(_, pieces)| pieces.iter().any(|piece| leaves.place(piece.place)));
     }
     (near, own)
+}
+
+/// A chunk of the pool on a GPU that is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Standing {
+    address: u64,
+    /// Of the blocks that stand on it and are concerned.
+    bytes: u64,
+    /// Whether any of them is for the GPU itself.
+    is_home: bool,
+    /// Whether others know any of it by its pages, so that it stays.
+    is_anchored: bool,
+}
+
+/// The chunks at places that are left on which these stand, by their addresses; behind the others those that will stay.
+fn chunks_of(stretches: &[Stretch], gpu: u32, leaves: Leaves<'_>) -> Vec<Standing> {
+    let mut chunks: BTreeMap<u64, Standing> = BTreeMap::new();
+    for (block, pieces) in stretches {
+        for piece in pieces.iter().filter(|piece| leaves.place(piece.place)) {
+            let address = piece.chunk_address;
+            let chunk =
+                chunks.entry(address).or_insert(Standing { address, bytes: 0, is_home: false, is_anchored: false });
+            chunk.bytes += piece.bytes;
+            chunk.is_home |= block.home == gpu;
+            chunk.is_anchored |= !piece.anchors.is_empty();
+        }
+    }
+    let (stay, leave): (Vec<Standing>, Vec<Standing>) = chunks.into_values().partition(|chunk| chunk.is_anchored);
+    [leave, stay].concat()
 }
 
 /// Which of these, each for the GPU that it lies on or not and of so many bytes, make `most` bytes: what is for others first, and all of these

@@ -107,7 +107,10 @@ def dask(workers, *arguments):
 
 
 def rank(workers, *arguments):
-    _say(work(int(os.environ["LOCAL_RANK"]), workers, *arguments))
+    # As torchrun, Open MPI and Slurm number the workers of a host.
+    names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+    number = next(os.environ[name] for name in names if name in os.environ)
+    _say(work(int(number), workers, *arguments))
 
 
 if __name__ == "__main__":

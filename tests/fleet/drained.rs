@@ -1,0 +1,89 @@
+//! What `gpupool drain` says of memory that cannot leave, and which GPU a number means.
+
+use super::recall::{held, is_whole, takes};
+use super::{MIB, Machine, at, ends_well, uuid};
+use harness::{Running, eventually};
+use serde_json::Value;
+
+/// What a drain of a GPU says that stayed of this program.
+#[track_caller]
+fn stayed(told: &Value, program: &Running) -> Vec<(u64, String)> {
+    let row = told.as_array().unwrap().iter().find(|row| row["pid"] == program.pid());
+    let rows = row.unwrap_or_else(|| panic!("{told}"))["stayed"].as_array().unwrap();
+    rows.iter().map(|row| (row["bytes"].as_u64().unwrap(), row["what"].as_str().unwrap().to_owned())).collect()
+}
+
+#[track_caller]
+fn has(stayed: &[(u64, String)], least: u64, words: &str) {
+    assert!(stayed.iter().any(|(bytes, what)| *bytes >= least && what.contains(words)), "{words}: {stayed:?}");
+}
+
+#[test]
+fn memory_that_others_know_by_its_pages_stays_and_is_told() {
+    let machine = Machine::new("2x1GiB");
+    let mut program = machine.start(machine.run());
+    assert_eq!(program.ask("keep 64"), "kept");
+    assert!(!program.ask("give").is_empty());
+    let (told, all) = machine.told("drain --json 0");
+    let stayed = stayed(&told, &program);
+    assert!(!all, "{told}");
+    has(&stayed, 64 * MIB, "others know it by its pages: another process has it open");
+    has(&stayed, 1, "a context");
+    let page = machine.until(&program, "a drained GPU", |page| at(page, 0).drained);
+    assert!(held(&page, 0) >= 64 * MIB, "{page:?}");
+    program.ask("check");
+    eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+    machine.told("undrain --json 0");
+    ends_well(program);
+}
+
+#[test]
+fn managed_memory_stays_and_is_told() {
+    let machine = Machine::new("2x320MiB");
+    let program = machine.holder(machine.neighbour(0, 50).env("GPUPOOL_MODE", "managed"), 40);
+    let (told, all) = machine.told("drain --json 0");
+    assert!(!all, "{told}");
+    has(&stayed(&told, &program), 40 * MIB, "managed memory, which stays where it was placed");
+    machine.told("undrain --json 0");
+    is_whole(program);
+}
+
+/// And every place that it found none at is named with what it lacks.
+#[test]
+fn memory_that_has_no_room_elsewhere_stays_and_is_told() {
+    let machine = Machine::new("2x320MiB");
+    let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
+    let program = machine.holder(run.env("GPUPOOL_HOST_LIMIT", "0"), 100);
+    machine.until(&program, "a loan", |page| held(page, 1) >= 96 * MIB);
+    let (told, all) = machine.told("drain --json --deadline 5s 1");
+    assert!(!all, "{told}");
+    let stayed = stayed(&told, &program);
+    let lacking: u64 = stayed.iter().filter(|(_, what)| what.contains("gpu0 lacks ")).map(|(bytes, _)| bytes).sum();
+    assert!(lacking >= 90 * MIB, "{stayed:?}");
+    let page = machine.page(&program);
+    assert!(at(&page, 1).drained && held(&page, 1) >= 90 * MIB, "{page:?}");
+    machine.told("undrain --json 1");
+    is_whole(program);
+}
+
+/// `nvidia-smi` counts them by bus, and each program as its variable says.
+#[test]
+fn a_number_is_that_of_nvidia_smi_whatever_a_program_calls_the_gpu() {
+    let machine = Machine::new("2x320MiB");
+    let run = |list: &str| machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("CUDA_VISIBLE_DEVICES", list);
+    // Both work on the GPU that each calls 0, and borrow from the other one.
+    let mut programs = ["0,1", "1,0"].map(|list| machine.holder(run(list).env("GPUPOOL_LIMIT", "0:2MiB"), 60));
+    let pages = programs.each_ref().map(|program| machine.until(program, "a loan", |page| held(page, 1) >= 56 * MIB));
+    assert_eq!(uuid(&pages[0], 0), uuid(&pages[1], 1));
+    let (told, _) = machine.told("drain --json 0");
+    let [here, there] = &mut programs;
+    // The second one's loan is on the machine's first GPU.
+    let page = machine.until(there, "an empty GPU", |page| held(page, 1) == 0);
+    assert_eq!((at(&page, 0).drained, at(&page, 1).drained), (false, true), "{told}");
+    let page = machine.until(here, "a drained GPU", |page| at(page, 0).drained);
+    assert!(!at(&page, 1).drained && held(&page, 1) >= 56 * MIB, "{told}");
+    takes(there, 20);
+    assert_eq!(held(&machine.page(there), 1), 0);
+    assert!(machine.told("undrain --json 0").1);
+    programs.into_iter().for_each(|program| drop(is_whole(program)));
+}

@@ -1,0 +1,144 @@
+//! In which order memory is asked for and given, what is not given, and when it comes back.
+
+use super::recall::{asked, gave, held, is_whole, takes};
+use super::{MIB, Machine};
+use gpupool_events::{Event, Reader, Record};
+use harness::{Running, eventually};
+use std::io::BufReader;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// For how long what was given stays away at least (README).
+const GUARD: f64 = 10.0;
+
+/// Both matter less than who asks, and the one that works there least of all.
+#[test]
+fn who_only_borrows_gives_before_who_works_there() {
+    let machine = Machine::new("2x320MiB");
+    let owner = machine.holder(machine.neighbour(1, 5), 120);
+    let borrower = machine.neighbour(0, 40).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
+    let borrower = machine.holder(borrower, 140);
+    machine.until(&borrower, "a loan", |page| held(page, 1) >= 136 * MIB);
+    let mut high = machine.start(machine.neighbour(1, 90));
+    takes(&mut high, 100);
+    machine.until(&high, "its memory", |page| held(page, 1) >= 100 * MIB);
+    assert_eq!(held(&machine.page(&owner), 1), 120 * MIB);
+    assert_eq!(gave(&is_whole(owner)), 0);
+    assert!(gave(&is_whole(borrower)) >= 60 * MIB);
+    is_whole(high);
+}
+
+/// When the last of it began to be given.
+fn given_at(program: &Running) -> Option<f64> {
+    let lines = Reader::new(BufReader::new(std::fs::File::open(program.log()).ok()?)).map_while(Result::ok);
+    let begun = |record: Record| match record.event {
+        Event::RecallGive(event) => Some(record.t - event.microseconds as f64 / 1e6),
+        _ => None,
+    };
+    lines.filter_map(begun).last()
+}
+
+/// Though there is room at once: who has asked for it is there, and may need it again.
+#[test]
+fn what_was_recalled_stays_away_for_a_while_and_then_comes_back_by_itself() {
+    let machine = Machine::new("2x320MiB");
+    let low = machine.holder(machine.neighbour(0, 10), 240);
+    let mut high = machine.holder(machine.neighbour(0, 90).env("GPUPOOL_IDLE", "100ms"), 160);
+    machine.until(&low, "what is left", |page| held(page, 0) <= 142 * MIB && held(page, 1) >= 96 * MIB);
+    (0..8).for_each(|_| assert_eq!(high.ask("drop"), "dropped"));
+    machine.until(&high, "an empty GPU", |page| held(page, 0) == 0);
+    let page = machine.until(&low, "its memory at home", |page| held(page, 0) >= 240 * MIB);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64();
+    let away = now - given_at(&low).expect("a line that says what was given");
+    assert!(away >= GUARD && held(&page, 1) == 0, "{away} s: {page:?}");
+    is_whole(high);
+    is_whole(low);
+}
+
+/// Whatever they do meanwhile, and with no host to go to.
+#[test]
+fn who_matters_most_is_never_refused_while_many_that_matter_less_hold_enough() {
+    let machine = Machine::new("1x320MiB");
+    let low = |number: u32| machine.start(machine.neighbour(0, 10 + number));
+    let mut lower: Vec<Running> = (0..4).map(low).collect();
+    lower.iter_mut().for_each(|program| assert_eq!(program.ask("check"), "0", "it has begun"));
+    let mut high =
+        machine.start(machine.neighbour(0, 90).env("GPUPOOL_HOST_LIMIT", "0").env("GPUPOOL_SOFT_OOM", "off"));
+    assert_eq!(high.ask("check"), "0", "it has begun");
+    for (number, program) in (1..).zip(&mut lower) {
+        takes(program, 50);
+        program.tell(&format!("churn 8 {} 120", number * 7919));
+    }
+    high.tell("churn 6 4711 120");
+    let answer = high.ask("check");
+    let numbers: Vec<u64> = answer.split(' ').map_while(|number| number.parse().ok()).collect();
+    let [rounds, wrong, refused, _] = numbers[..] else { panic!("{answer:?}") };
+    assert!(rounds > 0 && (wrong, refused) == (0, 0), "{answer}");
+    assert_eq!(high.ask("check"), "0");
+    for program in &mut lower {
+        let answer = program.ask("check");
+        assert_eq!(answer.split(' ').skip(1).take(2).collect::<Vec<_>>(), ["0", "0"], "{answer}");
+        assert_eq!(program.ask("check"), "0");
+    }
+    let events = is_whole(high);
+    assert!(asked(&events).iter().any(|(_, freed)| *freed > 0), "nobody was asked: {:?}", asked(&events));
+    lower.into_iter().for_each(|program| drop(is_whole(program)));
+}
+
+/// The look is to come soon behind a context, and a program opens the driver's files some time before it makes one.
+#[test]
+fn it_is_looked_more_often_who_comes_while_somebody_begins_to_use_cuda() {
+    let machine = Machine::new("2x320MiB");
+    let users = machine.folder.path().join("made/sys/module/nvidia_uvm");
+    std::fs::create_dir_all(&users).unwrap();
+    // Written whole, so that nobody reads half of it.
+    let says = |count: &str| {
+        std::fs::write(users.join("new"), format!("{count}\n")).unwrap();
+        std::fs::rename(users.join("new"), users.join("refcnt")).unwrap();
+    };
+    says("7");
+    let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
+    let run = run.preload(harness::Build::library("made_host", "made_host").path());
+    let run = run.env("MADE_HOST", machine.folder.path().join("made"));
+    let debtor = machine.holder(run, 240);
+    machine.until(&debtor, "a loan", |page| held(page, 1) >= 236 * MIB);
+    let awaits = || std::fs::read_to_string(debtor.log()).unwrap_or_default().matches("begins to use CUDA").count();
+    assert_eq!(awaits(), 0);
+    // More again and again, since it compares with what it saw at its first look.
+    let mut count = 7;
+    eventually("a closer look", || {
+        count += 1;
+        says(&count.to_string());
+        (awaits() > 0).then_some(())
+    });
+    let mut bare = machine.start(machine.bare(1));
+    assert_eq!(bare.ask("check"), "0", "it has begun");
+    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    takes(&mut bare, 300);
+    is_whole(debtor);
+    assert!(bare.end().0.success());
+}
+
+/// What stands on one chunk leaves as a whole, however little of it was asked for.
+#[test]
+fn a_little_is_given_also_where_many_blocks_stand_on_one_chunk() {
+    for gpus in ["1x320MiB", "2x320MiB"] {
+        let machine = Machine::new(gpus);
+        let mut low = machine.start(machine.neighbour(0, 10));
+        // Of freed chunks of 20 MiB.
+        (0..12).for_each(|_| _ = takes(&mut low, 20));
+        (0..12).for_each(|_| assert_eq!(low.ask("drop"), "dropped"));
+        (0..60).for_each(|_| _ = takes(&mut low, 4));
+        machine.until(&low, "its memory", |page| held(page, 0) >= 240 * MIB);
+        let high = machine.neighbour(0, 90).env("GPUPOOL_HOST_LIMIT", "0").env("GPUPOOL_SOFT_OOM", "off");
+        let mut high = machine.start(high.env("GPUPOOL_DEVICES", "0"));
+        takes(&mut high, 40);
+        for _ in 0..20 {
+            takes(&mut high, 4);
+        }
+        let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 120 * MIB);
+        assert_eq!(held(&page, 0), 120 * MIB, "{page:?}");
+        let questions = asked(&is_whole(high));
+        assert!(questions.iter().all(|(bytes, freed)| freed >= bytes), "{questions:?}");
+        is_whole(low);
+    }
+}
