@@ -325,3 +325,29 @@ fn kinds_and_extents_are_bounded() {
     assert!(told.extents <= 1 << 16, "{}", told.extents);
     assert_eq!((told.launches, told.readers.len()), (200_000, 1.max(told.readers.len().min(3))));
 }
+
+/// A share of nothing keeps everything where it is; with another one, given while the program runs, memory comes near as with that from the begin.
+#[test]
+fn a_share_that_is_given_later_is_spent() {
+    let trace = traces::rotation(peer(), "rotation");
+    let came = |begin: f64| {
+        let (mut machine, mut ours) = (Machine::new(trace.near, trace.links.clone()), Ours::new(&trace));
+        ours.tiers.set_share(begin);
+        let mut at_half = 0;
+        for (number, op) in trace.ops.iter().chain(&trace.ops).filter(|op| !matches!(op, Op::End(_))).enumerate() {
+            if number == trace.ops.len() {
+                at_half = machine.moved_in;
+                ours.tiers.set_share(0.05);
+            }
+            // The second time everything is there.
+            if number < trace.ops.len() || !matches!(op, Op::Begin(..)) {
+                apply(&mut machine, &mut ours, op);
+            }
+        }
+        (at_half, machine.moved_in)
+    };
+    let (nothing, later) = came(0.0);
+    assert_eq!(nothing, 0);
+    let (half, all) = came(0.05);
+    assert!(half > 0 && later > (all - half) / 2, "{later} bytes came, {} with it from the begin", all - half);
+}
