@@ -1,8 +1,8 @@
 //! Images of one program: of one moment, whatever it does meanwhile and whoever fails.
 
 use super::{
-    MIB, agrees, begin_image, blocks_of, checkpointed, data, ends_well, generations, image, image_under_way,
-    make_newer, refused, store, stored, told, unfinished, verifies, writers,
+    MIB, agrees, begin_image, blocks_of, checkpointed, copied, data, ends_well, generations, image, image_under_way,
+    make_newer, not_copied, refused, store, stored, told, unfinished, verifies, writers,
 };
 use gpupool_store::{Reader, Which};
 use harness::{Run, Running, at_work, eventually, goes_on, held_writers, page_of};
@@ -136,6 +136,31 @@ fn memory_of_its_own_that_no_context_reaches_is_left_out_of_the_image_and_told()
 }
 
 /// Suspended in the middle, the image would stand still until the program is resumed.
+/// A small block takes what it shares with others on its GPU, and where that is full the driver is asked.
+#[test]
+fn what_the_driver_made_for_want_of_room_in_the_pool_is_in_no_image_and_stays_and_both_are_told() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x256MiB").env("GPUPOOL_LIMIT", "0:12MiB").start(None);
+    let blocks = blocks_of(&mut program, &[12 << 10, 40, 40], 5000);
+    let told = image(&program, &folder, "");
+    assert_eq!((&told["bytes"], &told["left_out_bytes"]), (&(12 * MIB).into(), &(80 << 10).into()), "{told}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("80.0 KiB that the driver made, since the pool had no room for them"), "{log}");
+    let left = program.gpupool(&format!("suspend --to host --json {}", program.pid()));
+    let left: Value = serde_json::from_slice(&left.stdout).unwrap();
+    assert_eq!((&left[0]["bytes"], &left[0]["stayed_bytes"]), (&(12 * MIB).into(), &(80 << 10).into()), "{left}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let finding = log.lines().find(|line| line.contains("GP022")).unwrap_or_else(|| panic!("{log}"));
+    assert!(finding.contains("\"unpooled\"") && finding.contains("80.0 KiB stayed on its GPU"), "{finding}");
+    assert!(program.gpupool(&format!("resume {}", program.pid())).status.success());
+    // One that is freed is there no more, whichever way it is freed.
+    program.ask(&format!("drop {}", blocks[1]));
+    assert_eq!(image(&program, &folder, "")["left_out_bytes"], 40 << 10);
+    program.ask(&format!("drop-later {}", blocks[2]));
+    assert_eq!(image(&program, &folder, "")["left_out_bytes"], 0);
+    ends_well(program);
+}
+
 #[test]
 fn who_is_to_be_suspended_has_an_image_that_was_begun_first() {
     let (_around, folder) = store();
@@ -327,14 +352,6 @@ fn with_every_the_end_of_the_program_is_a_success_once_there_is_an_image() {
     assert!(refused.status.code() == Some(2) && said.contains("a time of more than nothing"), "{said}");
 }
 
-/// What an image says of where memory was copied to in its stop, in MiB: to GPUs, to the host, and to the disk.
-#[track_caller]
-fn copied(told: &Value) -> [u64; 3] {
-    let copied = ["to_gpus_bytes", "to_host_bytes", "in_stop_bytes"].map(|place| told[place].as_u64().unwrap());
-    assert_eq!(told["bytes"].as_u64(), Some(copied.iter().sum()), "{told}");
-    copied.map(|bytes| bytes / MIB)
-}
-
 /// Bytes on the host, as everybody is told.
 fn on_host(program: &Running) -> u64 {
     let page = page_of(&program.session(), program.pid());
@@ -401,9 +418,9 @@ fn peers_that_are_nearly_full_have_what_has_room_there_and_the_host_the_rest() {
     at_work(&mut program, 2);
     let blocks = blocks_of(&mut program, &SIZES, 5000);
     for _ in 0..3 {
-        let told = image(&program, &folder, "--keep 2");
+        let told = image(&program, &folder, "--keep 2 --full");
         let [on_gpus, to_host, in_stop] = copied(&told);
-        assert!(on_gpus >= 32 && to_host >= 128 && in_stop == 0, "{told}");
+        assert!(on_gpus >= 32 && to_host >= 128 && in_stop == 0 && not_copied(&told) == 0, "{told}");
         agrees(&mut program, &folder, 2);
         for (block, seed) in blocks.iter().zip([5000, 105_000]) {
             let words = stored(&folder, *block, 160 << 20);
