@@ -12,6 +12,8 @@ mod one;
 mod process;
 #[path = "checkpoint/restore.rs"]
 mod restore;
+#[path = "checkpoint/unchanged.rs"]
+mod unchanged;
 
 use gpupool_store::{Reader, Which};
 use harness::{Run, Running, Traced, artifact_folder, eventually, held_writers};
@@ -69,6 +71,21 @@ fn ends_well(mut program: Running) {
     let report = std::fs::read_to_string(folder.path().join("report")).unwrap();
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["violations"], serde_json::json!([]), "{report}");
+}
+
+/// What an image says of where memory was copied to in its stop, in MiB: to GPUs, to the host, and to the disk.
+#[track_caller]
+fn copied(told: &Value) -> [u64; 3] {
+    let copied = ["to_gpus_bytes", "to_host_bytes", "in_stop_bytes"].map(|place| told[place].as_u64().unwrap());
+    let all = copied.iter().sum::<u64>() + not_copied(told);
+    assert_eq!(told["bytes"].as_u64(), Some(all), "{told}");
+    copied.map(|bytes| bytes / MIB)
+}
+
+/// Bytes of which the GPUs saw that the image before has them.
+#[track_caller]
+fn not_copied(told: &Value) -> u64 {
+    told["not_copied_bytes"].as_u64().unwrap()
 }
 
 /// The bytes at an address of the program, as the newest image has them.

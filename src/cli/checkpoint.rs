@@ -74,6 +74,9 @@ pub struct Args {
     /// Have the program leave the GPUs whole behind its image (cuCheckpointProcess*), and criu store the process where it is installed
     #[arg(long)]
     process: bool,
+    /// Copy all memory, also what the GPUs see to be as in the image before (by a digest of 128 bits, piece by piece)
+    #[arg(long)]
+    full: bool,
     /// One JSON object for each image, a line each
     #[arg(long)]
     json: bool,
@@ -109,6 +112,8 @@ struct Told {
     damaged_bytes: u64,
     /// Of the program's own memory, and not in the image.
     left_out_bytes: u64,
+    /// What was not even copied, as the GPUs saw that the image before has it.
+    not_copied_bytes: u64,
     /// What was copied while the program was stopped, so that it need not wait for the disk: to GPUs, and to the host's memory.
     to_gpus_bytes: u64,
     to_host_bytes: u64,
@@ -228,7 +233,7 @@ fn has_ended(identity: &Identity) -> bool {
 
 fn request(args: &Args, folder: PathBuf, keep: u32, together: Together) -> Request {
     let patience = u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX);
-    Request::Checkpoint { folder, keep, patience, together, leaves: args.process }
+    Request::Checkpoint { folder, keep, patience, together, leaves: args.process, full: args.full }
 }
 
 /// An image of one process, which then leaves the GPUs whole; whether all of that is done. An image that is there stays in any case.
@@ -597,7 +602,7 @@ fn told(pid: u32, folder: &Path, reply: Result<Reply, String>) -> Told {
         Ok(Reply::Refused { why }) | Err(why) => (Some(why), Stored::default()),
         Ok(_) => (Some("it answered nothing at the end".to_owned()), Stored::default()),
     };
-    let Stored { to_gpus, to_host, stopped_microseconds, microseconds, .. } = stored;
+    let Stored { not_copied, to_gpus, to_host, stopped_microseconds, microseconds, .. } = stored;
     let Stored { generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, .. } = stored;
     Told {
         pid,
@@ -610,6 +615,7 @@ fn told(pid: u32, folder: &Path, reply: Result<Reply, String>) -> Told {
         unchanged_bytes: unchanged,
         damaged_bytes: damaged,
         left_out_bytes: left_out,
+        not_copied_bytes: not_copied,
         to_gpus_bytes: to_gpus,
         to_host_bytes: to_host,
         in_stop_bytes: in_stop,
@@ -646,6 +652,12 @@ fn print(args: &Args, told: &Told) -> Result<bool, Failure> {
             "; {} had not changed, and {} were written",
             format_size(told.unchanged_bytes),
             format_size(told.new_bytes)
+        );
+    }
+    if told.not_copied_bytes > 0 {
+        line += &format!(
+            "; {} of it the GPUs saw to be the same, so that they were not copied",
+            format_size(told.not_copied_bytes)
         );
     }
     if told.damaged_bytes > 0 {

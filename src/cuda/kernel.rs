@@ -5,7 +5,7 @@ use gpupool_interpose::cancel;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 
-/// What it is called: `digest_u32(from, words, out, slots)`.
+/// What it is called: `digest_u32(from, words, out, slots, k0, k1, k2, k3)`.
 const NAME: &CStr = c"digest_u32";
 /// Its text for the driver (PTX).
 const TEXT: &str = concat!(include_str!("digest.ptx"), "\0");
@@ -20,6 +20,11 @@ const THREADS: u32 = 512;
 pub const DIGESTED_AT_ONCE: u64 = 16;
 /// The sums that one digest is made of: two of each block.
 pub const SUMS: usize = 2 * BLOCKS as usize;
+
+/// What digests are made with besides the memory: where nobody outside of the process knows them, nobody can write two different contents that have the same one. Any
+/// numbers will do. Digests of different keys have nothing to do with each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keys(pub [u64; 4]);
 
 /// The digest that is made of these sums, [`SUMS`] of them.
 pub fn digest_of(sums: impl Iterator<Item = u64>) -> u128 {
@@ -88,12 +93,20 @@ impl Driver {
     /// The function is of [`Self::load_digest`] in the current context, and the stream is one of that context and lives. The memory is mapped
     /// with access for the context's GPU until then: a kernel that reads what it may not is an error that the context does not survive. `to` is
     /// pinned memory that the GPU reaches at that address, and nobody else uses it until then.
-    pub unsafe fn digest(&self, function: Function, stream: Stream, from: u64, bytes: u64, to: *mut u64) -> CuResult {
+    pub unsafe fn digest(
+        &self,
+        function: Function,
+        stream: Stream,
+        from: u64,
+        bytes: u64,
+        to: *mut u64,
+        Keys([k0, k1, k2, k3]): Keys,
+    ) -> CuResult {
         let Some(launch) = self.cuLaunchKernel else { return CuResult::NOT_SUPPORTED };
-        let (mut from, mut words, mut to, mut slots) = (from, bytes / 4, to as u64, u64::from(BLOCKS));
-        let mut parameters: [*mut c_void; 4] =
-            [&raw mut from, &raw mut words, &raw mut to, &raw mut slots].map(<*mut u64>::cast);
-        // SAFETY: the kernel has these four parameters, of eight bytes each, which the driver reads before it returns; the caller vouches for
+        // One that is even would lose its upper bits to an index that is.
+        let mut values = [from, bytes / 4, to as u64, u64::from(BLOCKS), k0, k1 | 1, k2, k3 | 1];
+        let mut parameters = values.each_mut().map(|value| (&raw mut *value).cast::<c_void>());
+        // SAFETY: the kernel has these eight parameters, of eight bytes each, which the driver reads before it returns; the caller vouches for
         // function, stream and memory.
         unsafe { launch(function, BLOCKS, 1, 1, THREADS, 1, 1, 0, stream, parameters.as_mut_ptr(), null_mut()) }
     }

@@ -401,6 +401,9 @@ events! {
         damaged: u64,
         /// Bytes of the program's own memory that could not be read, and are not in it.
         left_out: u64,
+        /// Bytes that were not copied, as the GPUs saw that they are what the image before has.
+        #[serde(default)]
+        not_copied: u64,
         /// Bytes that were copied to GPUs while the program was stopped, so that it need not wait for the disk.
         #[serde(default)]
         to_gpus: u64,

@@ -27,6 +27,7 @@ mod process;
 mod recall;
 mod restore;
 mod run;
+mod secret;
 mod serve;
 mod suspend;
 mod tiers;

@@ -48,6 +48,20 @@ fn longs(count: u64) -> u64 {
     count.saturating_mul(8)
 }
 
+/// What `digest_u32` makes of sixteen bytes at an index, in units of sixteen bytes.
+fn mixed(index: u64, [a, b]: [u64; 2], [k0, k1, k2, k3]: [u64; 4]) -> (u64, u64) {
+    let mix = |word: u64, first: u64, second: u64| {
+        let word = (word ^ word >> 32).wrapping_mul(first);
+        let word = (word ^ word >> 29).wrapping_mul(second);
+        word ^ word >> 32
+    };
+    let place = |offset: u64, step: u64| offset.wrapping_add(index.wrapping_mul(step));
+    let x = mix(a ^ place(k0, k1), 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB);
+    let y = mix(b ^ x.wrapping_add(place(k2, k3)), 0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53);
+    let z = mix(x.wrapping_add(y.rotate_left(23)), 0xD6E8_FEB8_6659_FD93, 0x9E37_79B9_7F4A_7C15);
+    (y, z)
+}
+
 static KERNELS: &[Kernel] = &[
     // fill_u32(pointer, n, value)
     Kernel {
@@ -112,20 +126,24 @@ static KERNELS: &[Kernel] = &[
             add_to(context, a[2], sum)
         },
     },
-    // digest_u32(src, n, out, slots): two sums for each of so many blocks, which added up are a digest of the words; all in the first here
+    // digest_u32(src, n, out, slots, k0, k1, k2, k3): two sums for each of so many blocks, which added up are a digest of the words; all in the first
+    // here. The sums are those of src/cuda/digest.ptx, bit for bit.
     Kernel {
         name: "digest_u32",
-        params: &[8, 8, 8, 8],
+        params: &[8, 8, 8, 8, 8, 8, 8, 8],
         follows: false,
         touches: |a| vec![(a[0], words(a[1])), (a[2], longs(a[3].saturating_mul(2)))],
         run: |a, context| {
             let source = Words::new(context, a[0], a[1], false)?;
+            let keys = [a[4], a[5], a[6], a[7]];
             let (mut one, mut other) = (0_u64, 0_u64);
+            let mut four = [0_u64; 4];
             each([&source], |index, [at]| {
-                let word = u64::from(at.load(Ordering::Relaxed)) ^ index.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-                let mixed = (word ^ word >> 32).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-                one = one.wrapping_add(mixed ^ mixed >> 29);
-                other = other.wrapping_add((mixed ^ mixed >> 31).wrapping_mul(0x94D0_49BB_1331_11EB));
+                four[index as usize % 4] = u64::from(at.load(Ordering::Relaxed));
+                if index % 4 == 3 {
+                    let (y, z) = mixed(index / 4, [four[0] | four[1] << 32, four[2] | four[3] << 32], keys);
+                    (one, other) = (one.wrapping_add(y), other.wrapping_add(z));
+                }
             })?;
             let target = Words::new(context, a[2], a[3].saturating_mul(4), true)?;
             let sums = [one as u32, (one >> 32) as u32, other as u32, (other >> 32) as u32];

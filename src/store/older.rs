@@ -10,10 +10,13 @@
 //! ([`Older::is_right`]); what is not as it was is written anew.
 //!
 //! A part is the same where its length and the 128 bits of its XXH3 are, wherever it lay. Nothing else is asked: who wrote to memory since is not known
-//! for certain of any program, as kernels follow pointers.
+//! for certain of any program, as kernels follow pointers. Whoever knows that memory is what it was ([`Older::range`]) need not have its bytes; then those whose turn it is
+//! are read before ([`Older::read_ahead`]), so that what is damaged is not taken.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::PART;
@@ -21,8 +24,9 @@ use crate::buffer::{Buffer, padded};
 use crate::codec::{Codec, Decoder};
 use crate::disk::Folder;
 use crate::error::{Error, Result};
-use crate::manifest::{Block, Data, Digest, Manifest, Part};
+use crate::manifest::{Block, Data, Digest, Manifest, Part, Word};
 use crate::reader::fetch;
+use crate::signals;
 use crate::store::Store;
 
 /// Numbers of older files in [`Part::file`] begin here while a generation is being written.
@@ -39,6 +43,12 @@ pub struct Older {
     parts: HashMap<(Digest, u64), Part>,
     /// What lay in files that are gone, or not as long as they were.
     lost: HashSet<(Digest, u64)>,
+    /// What the generation says that it has of each block, and whether it is there still.
+    blocks: HashMap<u64, Vec<(Part, bool)>>,
+    /// Of parts that were read, by where they lie: whether they are as they were.
+    read: Mutex<HashMap<(u64, u64), bool>>,
+    /// What only this generation has ([`Store::sealed`]).
+    pub seal: u64,
     /// Of so many generations, whose turn it is in this one.
     round: u64,
     turn: u64,
@@ -61,8 +71,8 @@ impl Older {
     /// Of the newest generation that is whole, where the file system can give files a second name. Names are made in `unfinished`, which becomes
     /// generation `number` of which `keep` are left.
     pub fn of(store: &Store, unfinished: &Folder, number: u64, keep: Option<usize>) -> Result<Option<Self>> {
-        let newest = store.generations()?.into_iter().find_map(|generation| store.manifest(generation).ok());
-        let Some((folder, manifest)) = newest else { return Ok(None) };
+        let newest = store.generations()?.into_iter().find_map(|generation| store.sealed(generation).ok());
+        let Some((folder, manifest, seal)) = newest else { return Ok(None) };
         let Manifest { generation, files, blocks, .. } = manifest;
         let mut kept = Vec::new();
         let mut numbers = Vec::new();
@@ -80,29 +90,106 @@ impl Older {
         }
         let mut parts = HashMap::new();
         let mut lost = HashSet::new();
-        for part in blocks.into_iter().flat_map(|block| block.parts) {
-            let Some((digest, at)) = part.digest().zip(usize::try_from(part.file).ok()) else { continue };
-            if let Some(file) = numbers.get(at).copied().flatten() {
-                parts.insert((digest, part.bytes), Part { file, ..part });
-            } else if are_whole.get(at).is_some_and(|is_whole| !is_whole) {
-                lost.insert((digest, part.bytes));
+        let mut by_block = HashMap::new();
+        for Block { about, parts: stored } in blocks {
+            let mut own = Vec::with_capacity(stored.len());
+            for part in stored {
+                let at = usize::try_from(part.file).unwrap_or(usize::MAX);
+                let file = numbers.get(at).copied().flatten();
+                own.push((Part { file: file.unwrap_or(0), ..part }, part.codec == Codec::Fill || file.is_some()));
+                let Some(digest) = part.digest() else { continue };
+                if let Some(file) = file {
+                    parts.insert((digest, part.bytes), Part { file, ..part });
+                } else if are_whole.get(at).is_some_and(|is_whole| !is_whole) {
+                    lost.insert((digest, part.bytes));
+                }
             }
+            by_block.insert(about.id, own);
         }
         let round = keep.map_or(ROUND, |keep| keep.max(1) as u64);
-        Ok(Some(Self { files: kept, parts, lost, round, turn: number % round }))
+        let (read, turn) = (Mutex::default(), number % round);
+        Ok(Some(Self { files: kept, parts, lost, blocks: by_block, read, seal, round, turn }))
     }
 
-    /// Whether a part of this hash is read in this generation.
-    pub fn has_its_turn(&self, digest: Digest) -> bool {
-        digest.lower % self.round == self.turn
+    /// Whether a part is read in this generation.
+    pub fn has_its_turn(&self, part: &Part) -> bool {
+        part.word.0 % self.round == self.turn
     }
 
     /// Whether a part that was found holds these bytes still.
     pub fn is_right(&self, part: &Part, bytes: &[u8], unfinished: &Folder, scratch: &mut Scratch) -> bool {
+        match self.verdict(part) {
+            Some(is_right) => is_right,
+            None => self.is_whole(part, unfinished, scratch).is_some_and(|found| *found == *bytes),
+        }
+    }
+
+    /// Its bytes, if they are what was stored.
+    fn is_whole<'a>(&self, part: &Part, unfinished: &Folder, scratch: &'a mut Scratch) -> Option<&'a [u8]> {
         let Scratch { stored, whole, decoder } = scratch;
-        let out = &mut whole[..bytes.len()];
-        let file = self.files.get(index(part.file)).map(|file| unfinished.open(&file.name, true));
-        matches!(file, Some(Ok(file)) if fetch(&file, part, out, stored, decoder).is_ok()) && *out == *bytes
+        let out = whole.get_mut(..usize::try_from(part.bytes).ok()?)?;
+        let file = unfinished.open(&self.files.get(index(part.file))?.name, true).ok()?;
+        fetch(&file, part, out, stored, decoder).ok()?;
+        Some(out)
+    }
+
+    fn verdict(&self, part: &Part) -> Option<bool> {
+        self.read.lock().get(&(part.file, part.at)).copied()
+    }
+
+    /// Reads the parts whose turn it is, as long as it `goes_on`, by so many threads.
+    pub fn read_ahead(&self, unfinished: &Folder, threads: usize, goes_on: &(dyn Fn() -> bool + Sync)) {
+        let own = self.blocks.values().flatten().filter(|(part, is_there)| *is_there && part.codec != Codec::Fill);
+        let due = own.filter(|(part, _)| self.has_its_turn(part)).map(|(part, _)| ((part.file, part.at), *part));
+        // In the order in which they lie there.
+        let due: Vec<Part> = due.collect::<BTreeMap<_, _>>().into_values().collect();
+        let next = AtomicUsize::new(0);
+        let read = || {
+            let Ok(mut scratch) = Scratch::new() else { return };
+            while goes_on()
+                && let Some(part) = due.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                let is_right = self.is_whole(part, unfinished, &mut scratch).is_some();
+                self.read.lock().insert((part.file, part.at), is_right);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads.min(due.len()) {
+                // Where the system has no thread to spare, fewer read.
+                if signals::spawn_in(scope, read).is_err() {
+                    break;
+                }
+            }
+            read();
+        });
+    }
+
+    /// What the generation has of a block from an offset on, for a block that has the same bytes from `to` on. `None`: it has not all of it, or it was stored in
+    /// other pieces, or some of it is damaged, or has its turn to be read and was not.
+    pub fn range(&self, block: u64, offset: u64, bytes: u64, to: u64) -> Option<Vec<Part>> {
+        let end = offset.checked_add(bytes)?;
+        let parts = self.blocks.get(&block)?;
+        let first = parts.partition_point(|(part, _)| part.offset + part.bytes <= offset);
+        let mut found = Vec::new();
+        let mut at = offset;
+        for (part, is_there) in &parts[first..] {
+            if at >= end {
+                break;
+            }
+            let until = (part.offset + part.bytes).min(end);
+            let is_all = part.offset == at && until == part.offset + part.bytes;
+            let part = if part.codec == Codec::Fill {
+                // Any piece of it repeats the same.
+                let turned = 8 * u32::try_from((at - part.offset) % 8).unwrap_or(0);
+                Part { bytes: until - at, word: Word(part.word.0.rotate_right(turned)), file: 0, ..*part }
+            } else {
+                let is_right = self.verdict(part).unwrap_or(!self.has_its_turn(part));
+                (*is_there && is_all && is_right).then_some(*part)?
+            };
+            found.push(Part { offset: to + (at - offset), ..part });
+            at = until;
+        }
+        (at == end).then_some(found)
     }
 
     /// A part with these bytes, stored already.
@@ -161,8 +248,8 @@ impl Older {
         if places.peek().is_none() {
             return Ok(moved);
         }
-        let stored: HashMap<(u64, u64), u64> =
-            self.parts.values().map(|part| ((part.file, part.at), part.stored)).collect();
+        let all = self.blocks.values().flatten().filter(|(part, is_there)| *is_there && part.codec != Codec::Fill);
+        let stored: HashMap<(u64, u64), u64> = all.map(|(part, _)| ((part.file, part.at), part.stored)).collect();
         let mut buffer =
             Buffer::new(PART).map_err(|errno| Error::io(unfinished.path(), "have memory to write", errno))?;
         let to = unfinished.create(name, true)?;

@@ -8,7 +8,7 @@ use rustix::process::geteuid;
 
 use crate::disk::{Disk, File, Folder};
 use crate::error::{Error, Result};
-use crate::manifest::{HEAD, Manifest};
+use crate::manifest::{HEAD, Manifest, hash};
 use crate::signals;
 
 /// The manifest's name in a generation's folder.
@@ -207,6 +207,11 @@ impl Store {
 
     /// A generation's folder and what it says of itself.
     pub fn manifest(&self, generation: u64) -> Result<(Folder, Manifest)> {
+        self.sealed(generation).map(|(folder, manifest, _)| (folder, manifest))
+    }
+
+    /// The same, with what only this generation has of all that were ever written: the hash of all that it says.
+    pub fn sealed(&self, generation: u64) -> Result<(Folder, Manifest, u64)> {
         let (folder, text) = self.manifest_text(generation)?;
         let path = folder.path().join(MANIFEST);
         let manifest = Manifest::decode(&text, &path)?;
@@ -214,7 +219,7 @@ impl Store {
             let what = format!("it is of generation {}, expected {generation}", manifest.generation);
             return Err(Error::damaged(&path, what));
         }
-        Ok((folder, manifest))
+        Ok((folder, manifest, hash(&text)))
     }
 
     /// The same as it is written.
@@ -233,10 +238,11 @@ impl Store {
         Ok((folder, text))
     }
 
-    /// Writes what makes a generation whole, and gives it its name.
-    pub fn publish(&self, unfinished: &Folder, manifest: &Manifest) -> Result<()> {
+    /// Writes what makes a generation whole, and gives it its name; the hash that [`Store::sealed`] will have.
+    pub fn publish(&self, unfinished: &Folder, manifest: &Manifest) -> Result<u64> {
         let file = unfinished.create(MANIFEST, false)?;
-        file.write(&manifest.encode()?, 0)?;
+        let text = manifest.encode()?;
+        file.write(&text, 0)?;
         file.sync()?;
         unfinished.sync()?;
         // A folder that was moved away, or removed with all that is in it, is still written to by its descriptor.
@@ -250,7 +256,8 @@ impl Store {
         self.folder.sync().inspect_err(|_| {
             // Nobody may find what its writer was told is not there.
             let _ = self.folder.rename(&to, &from);
-        })
+        })?;
+        Ok(hash(&text))
     }
 
     /// Removes a generation. Only for who has the lock.

@@ -340,7 +340,7 @@ impl Worker {
             }
             return Ok(None);
         };
-        if older.has_its_turn(digest) {
+        if older.has_its_turn(&part) {
             let scratch = match &mut self.scratch {
                 Some(scratch) => scratch,
                 None => {
@@ -458,6 +458,8 @@ pub struct Writer {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<Result<Done>>>,
     blocks: Mutex<Blocks>,
+    /// What was taken of the generation before.
+    reused: Mutex<Vec<(Key, Part)>>,
     meta: Meta,
     generation: u64,
     /// Both are there until the end.
@@ -487,6 +489,8 @@ pub struct Written {
     pub unchanged: u64,
     /// Bytes of blocks that had not changed, and were written again as what there was of them was damaged. Older generations have that still.
     pub damaged: u64,
+    /// What only this generation has of all that were ever written; see [`Writer::before`].
+    pub seal: u64,
     /// Why older generations that were to be removed are still there.
     pub not_removed: Option<Error>,
     store: Store,
@@ -580,6 +584,7 @@ impl Writer {
             shared,
             threads: Vec::new(),
             blocks: Mutex::default(),
+            reused: Mutex::default(),
             meta,
             generation,
             store: Some(store),
@@ -647,6 +652,33 @@ impl Writer {
             return Err(Error::misuse(format!("block {id}: {bytes} bytes at {offset} are beyond its {whole} bytes")));
         }
         Ok(())
+    }
+
+    /// What tells the generation before this one from all others ([`Written::seal`]), where there is one that has parts to share.
+    pub fn before(&self) -> Option<u64> {
+        self.shared.older.as_ref().map(|older| older.seal)
+    }
+
+    /// Reads what of the generation before has its turn to be read, as long as it `goes_on`; what is damaged, or was not read, [`Writer::reuse`] does not take.
+    pub fn read_ahead(&self, goes_on: &(dyn Fn() -> bool + Sync)) {
+        if let Some(older) = &self.shared.older {
+            older.read_ahead(&self.shared.unfinished, self.shared.threads, goes_on);
+        }
+    }
+
+    /// Takes bytes of a block from the generation [before](Writer::before), without having them: they are what that has of block `from.0` from the offset `from.1` on, as the caller knows.
+    /// `false`: that has not all of it whole in pieces of its own, or some of it is to be read first; then they are to be handed over.
+    ///
+    /// # Errors
+    /// They are outside of the block.
+    pub fn reuse(&self, block: Key, offset: u64, bytes: usize, from: (u64, u64)) -> Result<bool> {
+        self.check(block, offset, bytes)?;
+        let older = self.shared.older.as_ref();
+        let Some(parts) = older.and_then(|older| older.range(from.0, from.1, bytes as u64, offset)) else {
+            return Ok(false);
+        };
+        self.reused.lock().extend(parts.into_iter().map(|part| (block, part)));
+        Ok(true)
     }
 
     /// A buffer to fill and [`Writer::submit`], without a copy more. Waits until one is free; there are two for each thread of the
@@ -723,14 +755,17 @@ impl Writer {
         let published = signals::aside(|| store.publish(unfinished, &manifest));
         let published =
             published.unwrap_or_else(|| Err(Error::io(unfinished.path(), "start a thread to write", Errno::AGAIN)));
-        if let Err(error) = published {
-            (self.store, self.lock) = (Some(store), Some(lock));
-            return Err(error);
-        }
+        let seal = match published {
+            Ok(seal) => seal,
+            Err(error) => {
+                (self.store, self.lock) = (Some(store), Some(lock));
+                return Err(error);
+            }
+        };
         let not_removed = self.shared.options.keep.and_then(|keep| store.keep(keep.max(1)).err());
         let fresh = manifest.fresh();
         let Manifest { generation, bytes, stored, unchanged, .. } = manifest;
-        Ok(Written { generation, bytes, stored, fresh, unchanged, damaged, not_removed, store, _lock: lock })
+        Ok(Written { generation, bytes, stored, fresh, unchanged, damaged, seal, not_removed, store, _lock: lock })
     }
 
     /// Ends the threads and puts together what they stored; and how much of what was stored before was damaged.
@@ -759,6 +794,12 @@ impl Writer {
         }
         if let Some(error) = failed {
             return Err(error);
+        }
+        for (key, part) in self.reused.get_mut().drain(..) {
+            unchanged += if part.codec == Codec::Fill { 0 } else { part.bytes };
+            if let Some(block) = blocks.get_mut(key.0 as usize) {
+                block.parts.push(part);
+            }
         }
         for Block { about, parts } in &mut blocks {
             parts.sort_unstable_by_key(|part| part.offset);

@@ -132,7 +132,7 @@ pub enum Request {
     /// That an image of it is written to a folder (as in [`Target::Folder`]), where as many are left then (0: all). Its work has so many milliseconds to be over.
     /// `together`: as of [`Request::Suspend`], and once its memory is copied it says so ([`Reply::Quiet`]) and waits until that of all others is ([`Request::Go`]).
     /// `leaves`: it does not go on behind that, but its memory leaves for the host as well, which is answered once more ([`Reply::Done`]).
-    Checkpoint { folder: PathBuf, keep: u32, patience: u64, together: Together, leaves: bool },
+    Checkpoint { folder: PathBuf, keep: u32, patience: u64, together: Together, leaves: bool, full: bool },
     /// That these settings change, each `NAME=VALUE`: all of them, or none.
     Set(Vec<String>),
     /// That it looks which GPUs are drained, of which this one is, and has its memory leave that one within so many milliseconds.
@@ -242,6 +242,8 @@ pub struct Stored {
     pub damaged: u64,
     /// Bytes of the program's own memory that are not in it.
     pub left_out: u64,
+    /// Bytes that were not copied, as the GPUs saw that they are what the image before has.
+    pub not_copied: u64,
     /// Bytes that were copied to GPUs while it was stopped.
     pub to_gpus: u64,
     /// Bytes that were copied to the host's memory then.
@@ -256,7 +258,7 @@ pub struct Stored {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct StoredBytes([U64; 12]);
+struct StoredBytes([U64; 13]);
 
 /// A path is behind it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -265,6 +267,7 @@ struct CheckpointBytes {
     keep: U32,
     together: U32,
     leaves: U32,
+    full: U32,
     patience: U64,
 }
 
@@ -354,9 +357,10 @@ impl Request {
             Self::Open => message::encode(OPEN, &[]),
             Self::Go => message::encode(GO, &[]),
             Self::Freezable => message::encode(FREEZABLE, &[]),
-            Self::Checkpoint { folder, keep, patience, together, leaves } => {
-                let (keep, together, leaves) = ((*keep).into(), (*together as u32).into(), u32::from(*leaves).into());
-                let bytes = CheckpointBytes { keep, together, leaves, patience: (*patience).into() };
+            Self::Checkpoint { folder, keep, patience, together, leaves, full } => {
+                let [keep, together, leaves, full] =
+                    [*keep, *together as u32, u32::from(*leaves), u32::from(*full)].map(U32::from);
+                let bytes = CheckpointBytes { keep, together, leaves, full, patience: (*patience).into() };
                 message::encode(CHECKPOINT, &[bytes.as_bytes(), folder.as_os_str().as_bytes()].concat())
             }
             Self::Set(all) => message::encode(SET, joined(all.iter().map(String::as_str)).as_bytes()),
@@ -392,11 +396,12 @@ impl Request {
             (GO, []) => Ok(Self::Go),
             (FREEZABLE, []) => Ok(Self::Freezable),
             (CHECKPOINT, body) => {
-                let (CheckpointBytes { keep, together, leaves, patience }, path) =
+                let (CheckpointBytes { keep, together, leaves, full, patience }, path) =
                     CheckpointBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
                 let folder = folder(path).ok_or(Unread::Nonsense)?;
-                let (together, leaves) = (Together::of(together)?, yes_or_no(leaves)?);
-                Ok(Self::Checkpoint { folder, keep: keep.get(), patience: patience.get(), together, leaves })
+                let (together, leaves, full) = (Together::of(together)?, yes_or_no(leaves)?, yes_or_no(full)?);
+                let (keep, patience) = (keep.get(), patience.get());
+                Ok(Self::Checkpoint { folder, keep, patience, together, leaves, full })
             }
             (SET, body) => parted(body).map(Self::Set).ok_or(Unread::Nonsense),
             (kind @ (DRAIN | UNDRAIN), body) => {
@@ -449,7 +454,9 @@ impl Reply {
             }
             Self::Stored(image) => {
                 let Stored { generation, bytes, stored, fresh, unchanged, damaged, left_out, .. } = *image;
-                let Stored { to_gpus, to_host, in_stop, stopped_microseconds: stopped, microseconds, .. } = *image;
+                let Stored {
+                    not_copied, to_gpus, to_host, in_stop, stopped_microseconds: stopped, microseconds, ..
+                } = *image;
                 let numbers = [
                     generation,
                     bytes,
@@ -458,6 +465,7 @@ impl Reply {
                     unchanged,
                     damaged,
                     left_out,
+                    not_copied,
                     to_gpus,
                     to_host,
                     in_stop,
@@ -524,6 +532,7 @@ impl Reply {
                     unchanged,
                     damaged,
                     left_out,
+                    not_copied,
                     to_gpus,
                     to_host,
                     in_stop,
@@ -538,6 +547,7 @@ impl Reply {
                     unchanged,
                     damaged,
                     left_out,
+                    not_copied,
                     to_gpus,
                     to_host,
                     in_stop,
@@ -618,8 +628,8 @@ mod tests {
             prop_assert_eq!(Request::decode(&beyond.encode()), Err(Unread::Nonsense));
             let drains = [Request::Drain { gpu, patience }, Request::Undrain { gpu, patience }, give_way];
             let together = Together::ALL[keep as usize % 3];
-            let leaves = patience % 2 == 1;
-            let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience, together, leaves };
+            let (leaves, full) = (patience % 2 == 1, moved % 2 == 1);
+            let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience, together, leaves, full };
             let target = WORDS.get(target).cloned().unwrap_or(Target::Folder(path.into()));
             let suspend =
                 [false, true].map(|together| Request::Suspend { target: target.clone(), patience, together });

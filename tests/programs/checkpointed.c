@@ -12,6 +12,7 @@
  *   block K S        a new block of K KiB that counts up from S; its address
  *   own K S          the same of memory that it makes itself; it stays
  *   drop A           the block at this address is freed
+ *   put A W          the word at address A becomes W; swap A B: the words at two addresses change places
  *   look A K         the first word of K KiB at an address, and how many others do not count up from there
  *   restore          what gpupool_restore answered, and how many bytes it says
  *   spoil A N        just before the Nth copy to the host from here on, whoever makes it, another word is written to this address
@@ -177,7 +178,7 @@ int main(void)
 {
     char line[256], word[256];
     unsigned bytes, at, seed;
-    unsigned long long address;
+    unsigned long long address, other;
     CHECK(cuInit(0));
     simulator = find_simulator();
     while (fgets(line, sizeof line, stdin)) {
@@ -248,6 +249,20 @@ int main(void)
             start_on(0);
             CHECK(cuMemFree_v2((CUdeviceptr)address));
             puts("dropped");
+        } else if (sscanf(line, "put %llu %u", &address, &seed) == 2) {
+            start_on(0);
+            CHECK(cuMemsetD32_v2((CUdeviceptr)address, seed, 1));
+            CHECK(cuCtxSynchronize());
+            puts("put");
+        } else if (sscanf(line, "swap %llu %llu", &address, &other) == 2) {
+            uint32_t first, second;
+            start_on(0);
+            CHECK(cuMemcpyDtoH_v2(&first, (CUdeviceptr)address, 4));
+            CHECK(cuMemcpyDtoH_v2(&second, (CUdeviceptr)other, 4));
+            CHECK(cuMemsetD32_v2((CUdeviceptr)address, second, 1));
+            CHECK(cuMemsetD32_v2((CUdeviceptr)other, first, 1));
+            CHECK(cuCtxSynchronize());
+            puts("swapped");
         } else if (sscanf(line, "look %llu %u", &address, &bytes) == 2) {
             uint32_t first;
             start_on(0);

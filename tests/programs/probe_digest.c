@@ -19,6 +19,8 @@ typedef struct {
 
 static CUfunction kernel;
 static uint64_t *sums;
+/* As the library's: any, the second and the last odd. */
+static uint64_t keys[4] = {0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1};
 
 static void *translate(const char *path)
 {
@@ -45,7 +47,8 @@ static Digest digest(CUstream stream, CUdeviceptr from, size_t bytes, double *to
     uint64_t words = bytes / 4, slots = BLOCKS;
     double since = now_us();
     Digest all = {0, 0};
-    CHECK(cuLaunchKernel(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, stream, (void *[]){&from, &words, &sums, &slots}, NULL));
+    CHECK(cuLaunchKernel(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, stream,
+                         (void *[]){&from, &words, &sums, &slots, &keys[0], &keys[1], &keys[2], &keys[3]}, NULL));
     CHECK(cuStreamSynchronize(stream));
     for (int i = 0; i < BLOCKS; i++) {
         all.one += sums[2 * i];
@@ -56,7 +59,53 @@ static Digest digest(CUstream stream, CUdeviceptr from, size_t bytes, double *to
     return all;
 }
 
+static uint64_t mix(uint64_t word, uint64_t first, uint64_t second)
+{
+    word = (word ^ word >> 32) * first;
+    word = (word ^ word >> 29) * second;
+    return word ^ word >> 32;
+}
+
+/* Of words that count up from a first one, by the processor. */
+static Digest reckoned(uint64_t words, uint32_t first)
+{
+    Digest all = {0, 0};
+    for (uint64_t at = 0; at < words / 4; at++) {
+        uint32_t word = first + (uint32_t)(4 * at);
+        uint64_t a = word | (uint64_t)(uint32_t)(word + 1) << 32, b = (uint32_t)(word + 2) | (uint64_t)(uint32_t)(word + 3) << 32;
+        uint64_t x = mix(a ^ (keys[0] + at * keys[1]), 0xBF58476D1CE4E5B9, 0x94D049BB133111EB);
+        uint64_t y = mix(b ^ (x + keys[2] + at * keys[3]), 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53);
+        all.one += y;
+        all.other += mix(x + (y << 23 | y >> 41), 0xD6E8FEB86659FD93, 0x9E3779B97F4A7C15);
+    }
+    return all;
+}
+
 static int same(Digest a, Digest b) { return a.one == b.one && a.other == b.other; }
+
+/* As an image takes them: many small ones, and one wait for them. */
+static void many(Probed *p, size_t part, size_t bytes)
+{
+    CUdeviceptr near = reserve(bytes);
+    uint64_t handle = physical(0, bytes), words = part / 4, slots = BLOCKS;
+    double took[ROUNDS];
+    char what[128];
+    map_here(near, handle, bytes, 1);
+    for (int round = 0; round < ROUNDS; round++) {
+        double since = now_us();
+        for (size_t at = 0; at < bytes; at += part) {
+            CUdeviceptr from = near + at;
+            CHECK(cuLaunchKernel(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, p->stream,
+                                 (void *[]){&from, &words, &sums, &slots, &keys[0], &keys[1], &keys[2], &keys[3]}, NULL));
+        }
+        CHECK(cuStreamSynchronize(p->stream));
+        took[round] = now_us() - since;
+    }
+    snprintf(what, sizeof what, "%zu MiB, looking at it in parts of %zu MiB", bytes / MIB, part / MIB);
+    measured_all(what, "us", took, ROUNDS);
+    CHECK(cuMemUnmap(near, bytes));
+    CHECK(cuMemRelease(handle));
+}
 
 static void of(Probed *p, size_t bytes)
 {
@@ -103,9 +152,27 @@ static void of(Probed *p, size_t bytes)
         changes++;
     }
     CHECK(cuStreamSynchronize(NULL));
+    /* The highest bit of two numbers that are far from each other, which a weaker way of mixing would have cancel out. */
+    for (uint64_t at = 7; at < words; at = at * 3 + 2) {
+        CHECK(cuMemsetD32_v2(near + 4 * 3, (unsigned)(3 + 7) ^ 1u << 31, 1));
+        CHECK(cuMemsetD32_v2(near + 4 * at, (unsigned)(at + 7) ^ 1u << 31, 1));
+        CHECK(cuStreamSynchronize(NULL));
+        seen += !same(digest(p->stream, near, bytes, NULL), before);
+        CHECK(cuMemsetD32_v2(near + 4 * 3, 3 + 7, 1));
+        CHECK(cuMemsetD32_v2(near + 4 * at, (unsigned)(at + 7), 1));
+        changes++;
+    }
+    CHECK(cuStreamSynchronize(NULL));
     answer("every change shows", seen == changes, "%zu MiB: %d of %d changes show", bytes / MIB, seen, changes);
     answer("what is as it was has the digest that it had", same(digest(p->stream, near, bytes, NULL), before),
            "%zu MiB: what was put back has the digest that it had", bytes / MIB);
+    answer("a GPU and a processor reckon the same", same(before, reckoned(words, 7)), "%zu MiB: the processor's digest is the same", bytes / MIB);
+    for (int key = 0; key < 4; key++) {
+        keys[key] ^= 2ull << (key * 7);
+        int other_key = !same(digest(p->stream, near, bytes, NULL), before);
+        keys[key] ^= 2ull << (key * 7);
+        answer("a digest is of its keys", other_key, "%zu MiB: with another key %d the digest is another one", bytes / MIB, key);
+    }
     CHECK(cuMemUnmap(near, bytes));
     CHECK(cuMemUnmap(to, bytes));
     CHECK(cuMemRelease(handles[0]));
@@ -144,5 +211,8 @@ int main(int argc, char **argv)
         else
             not_asked("digests", "2 GiB have to stay free");
     }
+    for (size_t part = 2; part <= 32 && largest >= 32; part *= 4)
+        if (has_room(largest * MIB))
+            many(p, part * MIB, largest * MIB);
     return end_probe();
 }

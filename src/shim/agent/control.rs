@@ -23,6 +23,10 @@ use std::time::{Duration, Instant};
 const THREAD: &str = "gpupool-image";
 /// How long whoever rang has to say what it wants, before the agent goes on with what else there is to do.
 const TO_ASK: Duration = Duration::from_secs(2);
+/// For how long the share of the image before that has its turn is read before a program is stopped: what is not read by then has its memory copied instead. Of several programs
+/// each is waited for by the others.
+const AHEAD: Duration = Duration::from_secs(20);
+const AHEAD_TOGETHER: Duration = Duration::from_secs(1);
 /// How long a program that was stopped with others waits for the word that they have stopped too.
 const TO_AGREE: Duration = Duration::from_secs(5);
 /// As long, where some of them are on other hosts, and commands ask each other by files of a shared folder: they give up before that.
@@ -79,8 +83,14 @@ fn hear(page: &Path, publish: &mut dyn FnMut()) {
     let mut buffer = [0; control::ROOM];
     let Ok(received) = socket.receive_by(&mut buffer, Instant::now() + TO_ASK) else { return };
     let reply = match Request::decode(&buffer[..received.bytes]) {
-        Ok(Request::Checkpoint { folder, keep, patience, together, leaves }) => {
-            let asked = Asked { folder, keep: usize::try_from(keep).ok().filter(|keep| *keep > 0) };
+        Ok(Request::Checkpoint { folder, keep, patience, together, leaves, full }) => {
+            let ahead = match together {
+                // Nobody waits for the end of the stop, or others for the beginning of it.
+                _ if leaves => Duration::ZERO,
+                Together::Alone => AHEAD,
+                Together::Host | Together::Hosts => AHEAD_TOGETHER,
+            };
+            let asked = Asked { folder, keep: usize::try_from(keep).ok().filter(|keep| *keep > 0), full, ahead };
             if !leaves {
                 return begin_image(asked, within(patience), together, socket);
             }
@@ -158,6 +168,7 @@ fn stored(done: &checkpoint::Done) -> Stored {
         unchanged: done.unchanged,
         damaged: done.damaged,
         left_out: done.left_out,
+        not_copied: done.not_copied,
         to_gpus: done.to_gpus,
         to_host: done.to_host,
         in_stop: done.in_stop,

@@ -6,18 +6,25 @@
 //! stopped ([`Digester::of`]): loading may wait for all work of a context, and then there is none. Wherever any of this fails, everything is
 //! copied.
 
-use gpupool_cuda::kernel::{self, DIGESTED_AT_ONCE, SUMS};
+use crate::secret;
+use gpupool_cuda::kernel::{self, DIGESTED_AT_ONCE, Keys, SUMS};
 use gpupool_cuda::{CuResult, Device, Driver, Function, Stream};
+use gpupool_interpose::cancel;
 use gpupool_pool::Contents;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The kernel as each GPU takes it; nothing where the driver could not make it.
 static IMAGES: Mutex<BTreeMap<u32, Option<Arc<[u8]>>>> = Mutex::new(BTreeMap::new());
 
+/// What all digests of this process are made with, from the first kernel that was made on.
+static KEYS: OnceLock<Keys> = OnceLock::new();
+
 /// `CU_MEMHOSTALLOC_DEVICEMAP`.
 const DEVICEMAP: u32 = 2;
+/// How often they are waited for, where the driver refuses to.
+const TRIES: u32 = 5;
 /// How many digests are made at once.
 const AT_ONCE: usize = 32;
 
@@ -27,7 +34,7 @@ pub fn learn(driver: &Driver, gpu: u32) {
         return;
     }
     let _relaxed = driver.relax();
-    let image = driver.translate_digest();
+    let image = keys().and_then(|()| driver.translate_digest());
     if let Err(error) = &image {
         tracing::debug!(
             target: "gpupool::memory", about = "moves",
@@ -35,6 +42,23 @@ pub fn learn(driver: &Driver, gpu: u32) {
         );
     }
     IMAGES.lock().insert(gpu, image.ok().map(Arc::from));
+}
+
+/// Sees to it that there are [`KEYS`].
+fn keys() -> Result<(), CuResult> {
+    if KEYS.get().is_none() {
+        // A thread of the program's may be cancelled where it asks the system.
+        let _sheltered = cancel::shelter();
+        let mut keys = [[0; 8]; 4];
+        secret::fill(keys.as_flattened_mut()).map_err(|_| CuResult::NOT_SUPPORTED)?;
+        let _ = KEYS.set(Keys(keys.map(u64::from_ne_bytes)));
+    }
+    Ok(())
+}
+
+/// Whether memory that begins there and has so many bytes has a digest.
+pub fn is_fit(address: u64, bytes: u64) -> bool {
+    bytes > 0 && [address, bytes].iter().all(|number| number.is_multiple_of(DIGESTED_AT_ONCE))
 }
 
 /// Whoever makes digests. The sums of a context are written to one place, and moves by hand and for launches may come together: who comes second
@@ -78,22 +102,24 @@ impl Digester {
 
     /// Writes down what is there, in the current context, which is its own; nothing where it cannot. The stream is of that context.
     pub fn digest(self, driver: &Driver, stream: Stream, contents: &mut [Contents]) {
-        let Some(function) = self.function else { return };
+        let (Some(function), Some(keys)) = (self.function, KEYS.get().copied()) else { return };
         let Some(_alone) = ALONE.try_lock() else { return };
         let _relaxed = driver.relax();
         for contents in contents.chunks_mut(AT_ONCE) {
-            let is_fit = |of: &Contents| [of.address, of.bytes].iter().all(|it| it.is_multiple_of(DIGESTED_AT_ONCE));
             let begin = |(index, of): (usize, &Contents)| {
                 // SAFETY: there is room for so many sums of so many digests.
                 let to = unsafe { self.sums.add(index * SUMS) };
                 // SAFETY: function, stream and the pinned memory are of this context, which is current and kept by the caller. What is looked at is
                 // mapped for its GPU, by the program's addresses or by second ones that the pool made, and nobody unmaps it before the
                 // stream was waited for below.
-                is_fit(of) && unsafe { driver.digest(function, stream, of.address, of.bytes, to) }.ok().is_ok()
+                let digest = || unsafe { driver.digest(function, stream, of.address, of.bytes, to, keys) };
+                is_fit(of.address, of.bytes) && digest().ok().is_ok()
             };
             let are_begun = contents.iter().enumerate().all(begin);
             // SAFETY: the stream lives as long as its context, which is current and kept by the caller.
-            let are_over = unsafe { driver.synchronize_stream(stream) }.ok().is_ok();
+            let wait = || unsafe { driver.synchronize_stream(stream) }.ok().is_ok();
+            // What was begun is over before anybody unmaps what it reads. Only in a context that is broken does no wait succeed, and nothing runs there.
+            let are_over = (0..TRIES).any(|_| wait());
             if !are_begun || !are_over {
                 return;
             }

@@ -140,10 +140,7 @@ impl Mover for Vmm {
         if let Some(ready) = ready(owner, gpu)
             && let Some(_lives) = context::keep(ready.context)
         {
-            if ready.digester.is_none() && digest::is_known(gpu) && !capture::under_way() {
-                let made = within_kept(driver, ready.handle, || Digester::make(driver)).map_err(|_| NoDigest);
-                set_digester(ready.context, made);
-            }
+            prepare_digests(driver, &ready);
             return Ok(());
         }
         let (context, handle, _lives) = context_for(owner, gpu).ok_or(Fault::Failed(CuResult::CONTEXT_IS_DESTROYED))?;
@@ -159,6 +156,8 @@ impl Mover for Vmm {
         let mut all = READY.lock();
         all.retain(|ready| (ready.owner, ready.gpu) != (owner, gpu) && context::by_id(ready.context).is_some());
         all.push(ready);
+        drop(all);
+        prepare_digests(driver, &ready);
         Ok(())
     }
 
@@ -201,6 +200,14 @@ impl Mover for Vmm {
             };
             within_kept(driver, handle, digest).ok()
         });
+    }
+}
+
+/// Makes what digests are made with in a context, which the caller keeps alive, where there is a kernel for its GPU.
+fn prepare_digests(driver: &Driver, ready: &Ready) {
+    if ready.digester.is_none() && digest::is_known(ready.gpu) && !capture::under_way() {
+        let made = within_kept(driver, ready.handle, || Digester::make(driver)).map_err(|_| NoDigest);
+        set_digester(ready.context, made);
     }
 }
 

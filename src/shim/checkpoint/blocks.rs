@@ -10,7 +10,7 @@ use crate::serve::memory::names::{self, Named};
 use crate::serve::memory::{call_sites, labels};
 use crate::watch::site;
 use gpupool_cuda::{CuResult, Driver};
-use gpupool_pool::{Backend, Block, Fault, Mover};
+use gpupool_pool::{Backend, Block, Fault, Mover, Place};
 use gpupool_store::{About, Name};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +27,8 @@ pub struct Span {
     /// Whose context copies them, on which GPU.
     pub owner: u64,
     pub gpu: u32,
+    /// Whether that GPU has them.
+    pub is_near: bool,
 }
 
 /// All that an image is of.
@@ -36,6 +38,8 @@ pub struct Subject {
     pub spans: Vec<Span>,
     /// Bytes of the program's own that no GPU reaches which it works on.
     pub left_out: u64,
+    /// Which contexts there were before any of this was mapped ([`Backend::readers`]).
+    pub readers: u64,
     /// By the address of a chunk of the pool: its second mapping, and how long it is.
     aliases: BTreeMap<u64, (u64, u64)>,
     /// The same of memory of the program's own.
@@ -68,6 +72,7 @@ impl Subject {
             blocks: Vec::new(),
             spans: Vec::new(),
             left_out: 0,
+            readers: opened.pool.backend().readers(),
             aliases: BTreeMap::new(),
             own_aliases: Vec::new(),
         };
@@ -109,6 +114,7 @@ impl Subject {
                     bytes: piece.bytes,
                     owner: block.owner,
                     gpu: block.home,
+                    is_near: piece.place == Place::Gpu(block.home),
                 });
             }
         }
@@ -134,7 +140,8 @@ impl Subject {
                 home,
                 ..About::default()
             });
-            found.spans.push(Span { block, offset: 0, address, bytes: own.bytes, owner: NOBODY, gpu });
+            let (bytes, is_near) = (own.bytes, own.place == Place::Gpu(gpu));
+            found.spans.push(Span { block, offset: 0, address, bytes, owner: NOBODY, gpu, is_near });
         }
         for Named { name, address, bytes, .. } in names::all() {
             let is_in = |about: &&mut About| about.address <= address && address + bytes <= about.address + about.bytes;

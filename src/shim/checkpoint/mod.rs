@@ -1,7 +1,7 @@
 //! How does an image of a program's memory get into a store while the program runs (`gpupool checkpoint`)?
 //!
 //! The program is stopped as for a suspension, so that the image is of one moment, and for no longer than it takes to copy its memory to where there
-//! is room: its own GPUs, others, plain memory of the host ([`shelter`]). From there it is written while the program goes on. What finds no room is written
+//! is room: its own GPUs, others, plain memory of the host ([`shelter`]). What is as the last image has it is not copied ([`unchanged`]). From there it is written while the program goes on. What finds no room is written
 //! before that.
 //!
 //! A thread of its own does all this, since the agent has others to answer, and ends with it.
@@ -10,6 +10,7 @@
 
 pub mod blocks;
 mod shelter;
+mod unchanged;
 
 use crate::backing::open::Opened;
 use crate::backing::{level, terms};
@@ -28,8 +29,10 @@ pub use shelter::{bytes_on_host, is_copy};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use unchanged::{Last, Looked};
 
 /// Where an image goes.
 #[derive(Clone, Debug)]
@@ -37,6 +40,10 @@ pub struct Asked {
     pub folder: PathBuf,
     /// How many generations are left there, this one among them; `None`: all.
     pub keep: Option<usize>,
+    /// All of it is copied, whatever is as it was.
+    pub full: bool,
+    /// For how long what the image before has is read, before the program is stopped: without its turn to be read, none of that is taken without a copy.
+    pub ahead: Duration,
 }
 
 /// What was written.
@@ -55,6 +62,8 @@ pub struct Done {
     pub damaged: u64,
     /// Bytes of the program's own that no GPU reaches which it works on, and that are not in it.
     pub left_out: u64,
+    /// Bytes of which the GPUs saw that the image before has them, so that they were not copied.
+    pub not_copied: u64,
     /// Bytes that were copied to GPUs while it was stopped.
     pub to_gpus: u64,
     /// Bytes that were copied to plain memory of the host then.
@@ -133,8 +142,10 @@ pub fn take(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
     let begun = Instant::now();
-    let taken =
-        Prepared::new(asked, busy).and_then(|prepared| write(prepared, deadline, is_wanted, agreement, progress));
+    let taken = Prepared::new(asked, busy).and_then(|prepared| {
+        // What was read meanwhile costs the program's work no time.
+        write(prepared, deadline + begun.elapsed(), is_wanted, agreement, progress)
+    });
     told_of(asked, begun, taken)
 }
 
@@ -197,12 +208,13 @@ fn say(folder: &Path, what: &str) {
 
 fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
     let &Done { generation, bytes, stored, fresh, unchanged, damaged, left_out, .. } = done;
-    let &Done { to_gpus, to_host, in_stop, stopped, took, .. } = done;
+    let &Done { not_copied, to_gpus, to_host, in_stop, stopped, took, .. } = done;
     let text = format!(
-        "generation {generation} in {}: {} of memory, {} of it unchanged, {} on the disk, {} of that new; stopped for {:.3} s of {:.3}",
+        "generation {generation} in {}: {} of memory, {} of it unchanged ({} not even copied), {} on the disk, {} of that new; stopped for {:.3} s of {:.3}",
         folder.display(),
         format_size(bytes),
         format_size(unchanged),
+        format_size(not_copied),
         format_size(stored),
         format_size(fresh),
         stopped.as_secs_f64(),
@@ -217,6 +229,7 @@ fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
         unchanged,
         damaged,
         left_out,
+        not_copied,
         to_gpus,
         to_host,
         in_stop,
@@ -232,6 +245,8 @@ pub struct Prepared {
     driver: &'static Driver,
     opened: &'static Opened,
     writer: Writer,
+    /// The image before, as far as what it has can be taken from it.
+    last: Option<Arc<Last>>,
     /// Last, as it is the end of the writing.
     _busy: Busy,
 }
@@ -263,7 +278,15 @@ impl Prepared {
             ..Options::default()
         };
         let writer = Writer::create(&asked.folder, image::meta(opened), options).map_err(|error| error.to_string())?;
-        Ok(Self { asked: asked.clone(), driver, opened, writer, _busy: busy })
+        let last = if asked.full { None } else { unchanged::last(&writer) };
+        if !asked.full {
+            unchanged::learn(driver, opened);
+        }
+        if last.is_some() {
+            let until = Instant::now() + asked.ahead;
+            writer.read_ahead(&|| Instant::now() < until && !gate::is_ending());
+        }
+        Ok(Self { asked: asked.clone(), driver, opened, writer, last, _busy: busy })
     }
 }
 
@@ -274,17 +297,19 @@ fn write(
     agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Written, Done), String> {
-    let Prepared { _busy, driver, opened, writer, .. } = prepared;
+    let Prepared { asked, _busy, driver, opened, writer, last } = prepared;
     // Its shuttles keep contexts alive, and a call that is to end one of these waits for this thread, which must not wait for it, as whoever asks whether a context has
     // finished would.
     let _keeping = Keeping::begin();
     let stop = |held: Held, agreement: &mut dyn Agreement| {
         // It goes on at the end of this.
-        stopped(driver, opened, &writer, &held, Some(Shelter::new(opened, driver)), agreement, progress)
+        let shelter = Some(Shelter::new(opened, driver));
+        let way = Way { writer: &writer, shelter, compared: compared(&asked, last.as_deref()) };
+        stopped(driver, opened, way, &held, agreement, progress)
     };
     let stop = suspend::while_stopped(driver, deadline, is_wanted, agreement, stop)?;
-    let Stop { sheltered, mut shuttles, done, total } = stop?;
-    let mut stored = done.in_stop;
+    let Stop { sheltered, mut shuttles, done, total, looked } = stop?;
+    let mut stored = done.in_stop + done.not_copied;
     for batch in sheltered {
         unless_ending()?;
         let bytes = batch.bytes();
@@ -292,21 +317,37 @@ fn write(
         stored += bytes;
         progress(stored, total);
     }
-    finish(writer, done)
+    finish(writer, done, looked)
 }
 
 fn write_held(prepared: Prepared, held: &Held, progress: &mut dyn FnMut(u64, u64)) -> Result<(Written, Done), String> {
-    let Prepared { _busy, driver, opened, writer, .. } = prepared;
+    let Prepared { asked, _busy, driver, opened, writer, last } = prepared;
     let _keeping = Keeping::begin();
     // Nobody waits for the end of the stop, so nothing is copied twice.
-    let Stop { done, .. } = stopped(driver, opened, &writer, held, None, &mut Alone::default(), progress)?;
-    finish(writer, done)
+    let way = Way { writer: &writer, shelter: None, compared: compared(&asked, last.as_deref()) };
+    let Stop { done, looked, .. } = stopped(driver, opened, way, held, &mut Alone::default(), progress)?;
+    finish(writer, done, looked)
+}
+
+/// How what there is gets to the store.
+struct Way<'a> {
+    writer: &'a Writer,
+    /// Where it waits for the disk.
+    shelter: Option<Shelter>,
+    /// See [`compared`].
+    compared: Option<Option<&'a Last>>,
+}
+
+/// With what memory is compared, if it is looked at.
+fn compared<'a>(asked: &Asked, last: Option<&'a Last>) -> Option<Option<&'a Last>> {
+    (!asked.full).then_some(last)
 }
 
 /// All of it is with the store.
-fn finish(writer: Writer, done: Done) -> Result<(Written, Done), String> {
+fn finish(writer: Writer, done: Done, looked: Looked) -> Result<(Written, Done), String> {
     unless_ending()?;
     let written = writer.finish().map_err(|error| error.to_string())?;
+    unchanged::remember(looked, &written);
     let Written { generation, bytes, stored, fresh, unchanged, damaged, .. } = written;
     Ok((written, Done { generation, bytes, stored, fresh, unchanged, damaged, ..done }))
 }
@@ -320,6 +361,7 @@ struct Stop {
     shuttles: Shuttles,
     done: Done,
     total: u64,
+    looked: Looked,
 }
 
 /// What there is, and who copies it. A context may be about to end, and what was allocated in it with it, where no other one is left on its GPU: then what there is
@@ -354,9 +396,8 @@ fn shuttles(driver: &'static Driver, subject: &Subject) -> Result<Shuttles, Fail
 fn stopped(
     driver: &'static Driver,
     opened: &'static Opened,
-    writer: &Writer,
+    Way { writer, shelter, compared }: Way<'_>,
     held: &Held,
-    shelter: Option<Shelter>,
     agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Stop, String> {
@@ -366,24 +407,29 @@ fn stopped(
     let keys: Vec<Key> = keys.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
     let total = subject.bytes();
     progress(0, total);
+    let (changed, not_copied, looked) = match compared {
+        Some(last) => unchanged::look(opened, &subject, &keys, writer, last).map_err(|error| error.to_string())?,
+        None => (subject.spans.clone(), 0, Looked::default()),
+    };
     let (sheltered, rest) = match shelter {
         Some(mut shelter) => {
-            let rest = shelter.take_all(&subject.spans, &keys);
+            let rest = shelter.take_all(&changed, &keys);
             (shelter.into_batches(), rest)
         }
-        None => (Vec::new(), subject.spans.clone()),
+        None => (Vec::new(), changed),
     };
     let on_host = |batch: &&Sheltered| batch.is_on_host();
     let to_host = sheltered.iter().filter(on_host).map(Sheltered::bytes).sum();
     let to_gpus = sheltered.iter().map(Sheltered::bytes).sum::<u64>() - to_host;
     let mut in_stop = 0;
+    progress(not_copied, total);
     for span in rest {
         let Some(shuttle) = shuttles.get_mut(&(span.gpu, span.owner)) else { continue };
         unless_ending()?;
         let saved = shuttle.save(writer, keys[span.block], span.offset, span.address, span.bytes);
         saved.map_err(|failed| failed.to_string())?;
         in_stop += span.bytes;
-        progress(in_stop, total);
+        progress(not_copied + in_stop, total);
     }
     for shuttle in shuttles.values_mut() {
         shuttle.saved(writer).map_err(|failed| failed.to_string())?;
@@ -396,6 +442,6 @@ fn stopped(
     held.is_still_quiet(driver)
         .map_err(|disturbed| format!("the program went on before all was copied: {disturbed}"))?;
     let (left_out, stopped) = (subject.left_out, begun.elapsed());
-    let done = Done { left_out, to_gpus, to_host, in_stop, stopped, ..Done::default() };
-    Ok(Stop { sheltered, shuttles, done, total })
+    let done = Done { left_out, not_copied, to_gpus, to_host, in_stop, stopped, ..Done::default() };
+    Ok(Stop { sheltered, shuttles, done, total, looked })
 }

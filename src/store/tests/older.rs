@@ -154,3 +154,103 @@ fn what_is_damaged_and_does_not_change_is_written_anew_before_the_image_without_
     (0..KEEP).for_each(|_| assert_eq!(image().damaged, 0));
     is_there(folder.path(), 2 * KEEP + 1, &blocks);
 }
+
+/// As [`again`], of memory of which these blocks are known to be as they were: their bytes are handed over only where they are not taken without, in pieces as long as parts. How
+/// many bytes were taken.
+fn known(folder: &Path, blocks: &[Vec<u8>], as_before: &[usize], keep: usize, reads: bool) -> (Written, u64) {
+    let options = Options { threads: 3, keep: Some(keep), reuse: true, ..Options::default() };
+    let writer = Writer::create(folder, meta(), options).unwrap();
+    writer.read_ahead(&|| reads);
+    let mut taken = 0;
+    for (id, bytes) in blocks.iter().enumerate() {
+        let block = writer.block(about(id as u64, bytes.len())).unwrap();
+        for (piece, offset) in bytes.chunks(PART).zip((0..).step_by(PART)) {
+            if as_before.contains(&id) && writer.reuse(block, offset, piece.len(), (id as u64, offset)).unwrap() {
+                taken += piece.len() as u64;
+            } else {
+                writer.write(block, offset, piece).unwrap();
+            }
+        }
+    }
+    (writer.finish().unwrap(), taken)
+}
+
+#[test]
+fn what_is_known_to_be_as_it_was_is_taken_without_its_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut blocks = blocks();
+    // Of a length at which no hash is kept that it would be found by.
+    blocks.push(memory(Kind::Random, 1000, 9));
+    let first = again(folder.path(), &blocks, Some(2));
+    let (sum, seal) = (blocks.iter().map(|bytes| bytes.len() as u64).sum::<u64>(), first.seal);
+    drop(first);
+    for round in 0..20 {
+        let writer = Writer::create(folder.path(), meta(), Options { reuse: true, ..Options::default() }).unwrap();
+        assert!(round > 0 || writer.before() == Some(seal));
+        drop(writer);
+        // Each time one of them is another one, so that files come and go and what is in use of them is copied together.
+        let changes = round as usize % blocks.len();
+        let bytes = blocks[changes].len();
+        blocks[changes] = memory(Kind::Random, bytes, 1000 + round);
+        let as_before: Vec<usize> = (0..blocks.len()).filter(|block| *block != changes).collect();
+        let (written, taken) = known(folder.path(), &blocks, &as_before, 2, true);
+        assert_eq!(taken, sum - bytes as u64, "{round}");
+        assert!(written.damaged == 0 && written.unchanged <= taken && written.fresh <= 3 * sum, "{round}: {written:?}");
+        drop(written);
+        is_there(folder.path(), round + 2, &blocks);
+    }
+}
+
+/// Zeros and the like are stored as one however long they are, and any piece of them is taken; of others only what was stored as one.
+#[test]
+fn only_whole_parts_are_taken_and_any_piece_of_what_repeats() {
+    let folder = tempfile::tempdir().unwrap();
+    let words: Vec<u8> = (0..3 * PART / 8).flat_map(|_| 0x1122_3344_5566_7788_u64.to_le_bytes()).collect();
+    let blocks = [words, memory(Kind::Random, 2 * PART, 5)];
+    drop(again(folder.path(), &blocks, None));
+    let options = Options { reuse: true, ..Options::default() };
+    let writer = Writer::create(folder.path(), meta(), options).unwrap();
+    let part = PART as u64;
+    let repeats = writer.block(about(7, PART)).unwrap();
+    assert!(writer.reuse(repeats, 0, PART, (0, part + 13)).unwrap(), "within what repeats");
+    let random = writer.block(about(8, 2 * PART)).unwrap();
+    assert!(!writer.reuse(random, 0, PART, (1, 4096)).unwrap(), "across two parts");
+    assert!(!writer.reuse(random, 0, 4096, (1, 0)).unwrap(), "a piece of one");
+    assert!(!writer.reuse(random, 0, PART, (1, 2 * part)).unwrap(), "behind its end");
+    assert!(!writer.reuse(random, 0, PART, (2, 0)).unwrap(), "of no block");
+    assert!(writer.reuse(random, 0, PART, (1, part)).unwrap() && writer.reuse(random, part, PART, (1, 0)).unwrap());
+    assert!(writer.reuse(random, part + 1, PART, (1, 0)).is_err(), "beyond the block");
+    drop(writer.finish().unwrap());
+    let told = load(folder.path(), Which::Newest).unwrap();
+    assert!(told[0] == blocks[0][PART + 13..2 * PART + 13]);
+    assert!(told[1][..PART] == blocks[1][PART..] && told[1][PART..] == blocks[1][..PART]);
+    assert_eq!(show(folder.path(), None).unwrap().fresh(), 0);
+}
+
+/// What is damaged is handed over, whoever says that it is as it was: what has its turn is read before it is taken, or not taken.
+#[test]
+fn what_is_damaged_is_not_taken_where_it_has_its_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let blocks: Vec<Vec<u8>> = (0..3).map(|seed| memory(Kind::Random, 3 * PART, seed)).collect();
+    let (part, all) = (PART as u64, 9 * PART as u64);
+    drop(again(folder.path(), &blocks, Some(1)));
+    // Of one image that is kept every part has its turn.
+    let (written, taken) = known(folder.path(), &blocks, &[0, 1, 2], 1, false);
+    assert_eq!((taken, written.unchanged), (0, all), "nothing was read");
+    drop(written);
+    damage(folder.path(), 2);
+    let (written, taken) = known(folder.path(), &blocks, &[0, 1, 2], 1, true);
+    assert_eq!((taken, written.damaged), (all - 3 * part, 3 * part), "one part of each file");
+    drop(written);
+    is_there(folder.path(), 3, &blocks);
+    // What is gone, or no more as long, was never there.
+    for entry in std::fs::read_dir(folder.path().join("gen-000003")).unwrap().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("data-") {
+            std::fs::File::options().write(true).open(entry.path()).unwrap().set_len(4096).unwrap();
+        }
+    }
+    let (written, taken) = known(folder.path(), &blocks, &[0, 1, 2], 3, true);
+    assert_eq!((taken, written.damaged), (0, all));
+    drop(written);
+    assert!(load(folder.path(), Which::Newest).unwrap() == blocks);
+}

@@ -6,6 +6,7 @@
 
 use super::server;
 use crate::log;
+use crate::secret;
 use crate::serve::memory;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver, Physical, Properties};
@@ -14,7 +15,7 @@ use gpupool_pool::{Anchor, Block, Piece};
 use gpupool_wire::blocks::{Handle, Key, Secret, same_secret};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::io::{Error, ErrorKind, Result};
+use std::io::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A block that was exported and lives.
@@ -58,7 +59,7 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
         return Ok(handle(secret));
     }
     let mut secret = Secret::default();
-    fill_randomly(&mut secret).map_err(no_means)?;
+    secret::fill(&mut secret).map_err(no_means)?;
     // From here on the memory stays on these chunks.
     if !memory::anchor(address, bytes, Anchor::Shared) {
         return Err(CuResult::INVALID_VALUE);
@@ -105,17 +106,6 @@ pub fn is_shareable(driver: &Driver, block: &Block) -> bool {
         driver.allowed_handle_types(piece.address).is_ok_and(|types| types & Properties::POSIX_FD != 0)
     };
     !pieces.is_empty() && pieces.iter().all(is_exportable)
-}
-
-/// Fills a buffer with random numbers for secrets.
-pub fn fill_randomly(buffer: &mut [u8]) -> Result<()> {
-    // SAFETY: the output is of that length.
-    let written = unsafe { libc::getrandom(buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-    match usize::try_from(written) {
-        Ok(written) if written == buffer.len() => Ok(()),
-        Ok(_) => Err(ErrorKind::Interrupted.into()),
-        Err(_) => Err(Error::last_os_error()),
-    }
 }
 
 /// What this key is to this process.

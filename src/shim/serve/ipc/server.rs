@@ -76,7 +76,7 @@ pub fn start() -> Result<u64> {
         return Ok(*process);
     }
     let mut random = [0; 8];
-    exporter::fill_randomly(&mut random)?;
+    crate::secret::fill(&mut random)?;
     let process = u64::from_ne_bytes(random);
     let name = Handle::socket(std::process::id(), process);
     let listener = Socket::listen(&name)?;
