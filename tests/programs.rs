@@ -56,6 +56,16 @@ fn the_simulated_driver_answers_probes_as_moves_rely_on() {
     }
 }
 
+/// Asks of another process, so there has to be a machine that both are on.
+#[test]
+fn the_simulated_driver_takes_processes_off_its_gpus_and_loses_them_as_a_real_one_does() {
+    for gpus in ["1x8GiB", "2x8GiB"] {
+        let output = Run::program("probe_checkpoint").args("4").sim(gpus).machine().go();
+        output.succeeds().says("every rule stands");
+        assert!(output.stdout.contains("managed memory: lock 0, checkpoint 801"), "{}", output.stdout);
+    }
+}
+
 /// Documented, and stricter than what was measured of a real driver: it may refuse to update a graph whose operands moved away.
 #[test]
 fn graphs_over_memory_that_moved_may_refuse_what_is_made_there() {

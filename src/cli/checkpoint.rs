@@ -110,7 +110,7 @@ struct Told {
     unchanged_bytes: u64,
     /// Memory that was the same, and was written again as what the image before had of it was damaged.
     damaged_bytes: u64,
-    /// Of the program's own memory, and not in the image.
+    /// Not in the image: of the program's own memory, or the driver's for want of room in the pool.
     left_out_bytes: u64,
     /// What was not even copied, as the GPUs saw that the image before has it.
     not_copied_bytes: u64,
@@ -679,7 +679,7 @@ fn print(args: &Args, told: &Told) -> Result<bool, Failure> {
             &format!("; {} found no room elsewhere and were written during the stop", format_size(told.in_stop_bytes));
     }
     if told.left_out_bytes > 0 {
-        line += &format!("; {} of its own memory are not in it", format_size(told.left_out_bytes));
+        line += &format!("; {} are not in it (its log says why)", format_size(told.left_out_bytes));
     }
     stdout::print(&format!("{line}\n"))?;
     Ok(true)

@@ -399,7 +399,7 @@ events! {
         /// Bytes of memory that were the same, and were written again as what the image before had of them was damaged.
         #[serde(default)]
         damaged: u64,
-        /// Bytes of the program's own memory that could not be read, and are not in it.
+        /// Bytes that are not in it: of the program's own memory, what could not be read, and what the driver made for want of room in the pool.
         left_out: u64,
         /// Bytes that were not copied, as the GPUs saw that they are what the image before has.
         #[serde(default)]

@@ -1,7 +1,8 @@
 //! `cuCheckpointProcess*`: a process of the machine is stopped at its next call of the driver, its memory leaves the GPUs and comes back.
 //!
-//! What is answered was measured on two H200 (driver 580): nothing is refused when memory leaves, and what cannot come back is told when it should, which leaves
-//! the process as it is for good. That is memory of `cuMemCreate` that a second GPU has access to, and such memory of the host that is mapped.
+//! What is answered was measured on two H200 (driver 580): of all memory managed memory alone is refused when it is to leave, and what cannot come back is told when it should, which
+//! leaves the process as it is for good. That is memory of `cuMemCreate` that a GPU has access to on which it does not lie, and such memory of the host, mapped or not.
+//! Access that was taken from a GPU before cannot be given to it again afterwards.
 
 use crate::boundary;
 use crate::driver::started;
@@ -50,7 +51,12 @@ pub fn lock(process: c_int, _: In<u8>) -> Outcome {
 }
 
 pub fn checkpoint(process: c_int, _: In<u8>) -> Outcome {
-    turn(process, &[Frozen::Locked], Frozen::Gone)
+    let (visitor, state) = state_of(process)?;
+    match visitor.unfit(process.unsigned_abs()) {
+        [0, _] => turn(process, &[Frozen::Locked], Frozen::Gone),
+        [code, _] if state == Frozen::Locked => Err(Code(code)),
+        _ => Err(Code::ILLEGAL_STATE),
+    }
 }
 
 pub fn restore(process: c_int, _: In<u8>) -> Outcome {
@@ -59,8 +65,8 @@ pub fn restore(process: c_int, _: In<u8>) -> Outcome {
         return Err(Code::ILLEGAL_STATE);
     }
     match visitor.unfit(process.unsigned_abs()) {
-        0 => {}
-        code => return Err(Code(code)),
+        [_, 0] => visitor.has_returned(process.unsigned_abs()),
+        [_, code] => return Err(Code(code)),
     }
     visitor.freeze(process.unsigned_abs(), Frozen::Locked);
     Ok(())
@@ -81,18 +87,20 @@ pub fn pass() {
     }
 }
 
-/// Says what of this process would not come back.
+/// Says what of this process would not leave, or come back.
 pub fn tell() {
     let Some(driver) = started().filter(|driver| driver.settings.machine.is_some()) else { return };
-    let mut code = 0;
-    driver.space.each(|kind| {
-        if let Kind::Vmm { physical, grants, .. } = kind {
-            match physical.place() {
-                Place::Host(_) => code = Code::UNKNOWN.0,
-                Place::Gpu(_) if grants.read.count_ones() > 1 && code == 0 => code = Code::INVALID_VALUE.0,
-                Place::Gpu(_) => {}
-            }
-        }
+    let (mut leaving, mut coming) = (0, 0);
+    driver.space.each(|kind| match kind {
+        Kind::Managed { .. } => leaving = Code::NOT_SUPPORTED.0,
+        Kind::Vmm { physical, grants, .. } => match physical.place() {
+            Place::Gpu(own) if grants.read & !(1 << own) != 0 => coming = Code::INVALID_VALUE.0,
+            _ => {}
+        },
+        _ => {}
     });
-    driver.machine.set_unfit(code);
+    if crate::vmm::has_host_memory() {
+        coming = Code::UNKNOWN.0;
+    }
+    driver.machine.set_unfit(leaving, coming);
 }

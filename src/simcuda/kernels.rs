@@ -51,15 +51,16 @@ fn longs(count: u64) -> u64 {
 /// What `digest_u32` makes of sixteen bytes at an index, in units of sixteen bytes.
 fn mixed(index: u64, [a, b]: [u64; 2], [k0, k1, k2, k3]: [u64; 4]) -> (u64, u64) {
     let mix = |word: u64, first: u64, second: u64| {
-        let word = (word ^ word >> 32).wrapping_mul(first);
-        let word = (word ^ word >> 29).wrapping_mul(second);
+        let word = (word ^ word >> 29).wrapping_mul(first);
+        let word = (word ^ word >> 32).wrapping_mul(second);
         word ^ word >> 32
     };
     let place = |offset: u64, step: u64| offset.wrapping_add(index.wrapping_mul(step));
     let x = mix(a ^ place(k0, k1), 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB);
     let y = mix(b ^ x.wrapping_add(place(k2, k3)), 0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53);
     let z = mix(x.wrapping_add(y.rotate_left(23)), 0xD6E8_FEB8_6659_FD93, 0x9E37_79B9_7F4A_7C15);
-    (y, z)
+    let w = mix(y.wrapping_add(z.rotate_left(37)), 0x9FB2_1C65_1E98_DF25, 0xD134_2543_DE82_EF95);
+    (z, w)
 }
 
 static KERNELS: &[Kernel] = &[
@@ -141,8 +142,8 @@ static KERNELS: &[Kernel] = &[
             each([&source], |index, [at]| {
                 four[index as usize % 4] = u64::from(at.load(Ordering::Relaxed));
                 if index % 4 == 3 {
-                    let (y, z) = mixed(index / 4, [four[0] | four[1] << 32, four[2] | four[3] << 32], keys);
-                    (one, other) = (one.wrapping_add(y), other.wrapping_add(z));
+                    let (z, w) = mixed(index / 4, [four[0] | four[1] << 32, four[2] | four[3] << 32], keys);
+                    (one, other) = (one.wrapping_add(z), other.wrapping_add(w));
                 }
             })?;
             let target = Words::new(context, a[2], a[3].saturating_mul(4), true)?;

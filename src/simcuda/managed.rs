@@ -32,6 +32,7 @@ pub fn alloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Outcome {
     let address = pinned::map(bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?, false)?;
     residence::enter(address, bytes);
     driver().space.insert_host(address, bytes, Kind::Managed { context: context.owner(), device: context.device })?;
+    crate::checkpoint::tell();
     out.set(address)
 }
 
@@ -39,6 +40,7 @@ pub fn alloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Outcome {
 pub fn drop_region(region: &Region) {
     residence::leave(region.start, region.bytes);
     pinned::unmap(region.start, region.bytes.next_multiple_of(PAGE));
+    crate::checkpoint::tell();
 }
 
 /// A range of whole or part pages of one managed allocation, or INVALID_VALUE.

@@ -31,6 +31,9 @@ pub struct Grants {
     pub write: u64,
     /// The processor may too (host memory granted to its node).
     pub host: bool,
+    /// From whom access was taken, after so many returns of the process's memory (`checkpoint.rs`).
+    pub taken: u64,
+    pub taken_after: u32,
 }
 
 /// What the GPUs that may use a mapping hold for it, one bit an ordinal, until it is unmapped.

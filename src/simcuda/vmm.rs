@@ -116,7 +116,16 @@ pub fn create(out: Out<u64>, bytes: usize, prop: In<AllocationProp>, flags: u64)
         FABRIC => return Err(Code::NOT_PERMITTED),
         _ => return Err(Code::INVALID_VALUE),
     };
-    out.set(enter(physical, prop))
+    let handle = enter(physical, prop);
+    crate::checkpoint::tell();
+    out.set(handle)
+}
+
+/// Whether this process has made memory of the host and has it still, mapped or not.
+pub fn has_host_memory() -> bool {
+    let is_there = |entry: &Entry| entry.references > 0 || entry.mapped.strong_count() > 0;
+    let is_host = |entry: &Entry| entry.prop.location.kind != DEVICE && is_there(entry);
+    with_handles(|handles| handles.values().any(is_host))
 }
 
 fn enter(physical: Arc<Physical>, prop: AllocationProp) -> u64 {
@@ -142,6 +151,7 @@ pub fn release(handle: u64) -> Outcome {
             handles.remove(&handle);
         }
     });
+    crate::checkpoint::tell();
     Ok(())
 }
 
@@ -183,7 +193,6 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome {
         })
         .collect();
     drop(regions);
-    crate::checkpoint::tell();
     with_handles(|list| {
         for handle in handles {
             if list.get(&handle).is_some_and(|entry| entry.references == 0 && entry.mapped.strong_count() == 0) {
@@ -191,6 +200,7 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome {
             }
         }
     });
+    crate::checkpoint::tell();
     Ok(())
 }
 
@@ -257,6 +267,13 @@ fn grant(physical: &Physical, grants: &mut Grants, desc: &AccessDesc) -> Outcome
         && !linked(device, owner)
     {
         return Err(Code::INVALID_DEVICE);
+    }
+    let (bit, returns) = (1 << device, driver().machine.returns());
+    if desc.flags != 0 && grants.taken & bit != 0 && returns > grants.taken_after {
+        return Err(Code::INVALID_HANDLE);
+    }
+    if desc.flags == 0 && grants.read & bit != 0 {
+        (grants.taken, grants.taken_after) = (grants.taken | bit, returns);
     }
     let set = |mask: &mut u64, on| *mask = *mask & !(1 << device) | u64::from(on) << device;
     set(&mut grants.read, desc.flags & READ != 0);

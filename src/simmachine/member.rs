@@ -7,7 +7,7 @@ use crate::occupancy::{
 use crate::settings::Settings;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// All memory of one place: its file, and where this process sees the whole of it.
 pub struct Memory {
@@ -73,9 +73,15 @@ impl Machine {
         self.mine().frozen() != Frozen::Not
     }
 
-    /// What the driver is to answer when this process's memory is to come back; 0: it does.
-    pub fn set_unfit(&self, code: i32) {
-        self.mine().unfit.store(code, Release);
+    /// What the driver is to answer when this process's memory is to leave, and when it is to come back; 0: it does.
+    pub fn set_unfit(&self, leaving: i32, coming: i32) {
+        self.mine().refuses.store(leaving, Release);
+        self.mine().unfit.store(coming, Release);
+    }
+
+    /// How often this process's memory left and came back.
+    pub fn returns(&self) -> u32 {
+        self.mine().returns.load(Acquire)
     }
 
     fn mark(&self) -> u8 {

@@ -103,6 +103,10 @@ pub(crate) struct Slot {
     pub(crate) frozen: AtomicU32,
     /// The driver's answer when its memory is to come back; 0: it does.
     pub(crate) unfit: AtomicI32,
+    /// The driver's answer when its memory is to leave; 0: it does.
+    pub(crate) refuses: AtomicI32,
+    /// How often its memory came back.
+    pub(crate) returns: AtomicU32,
 }
 
 /// Whether a process was stopped from outside (`cuCheckpointProcess*`), by the driver's numbers.
@@ -218,6 +222,8 @@ impl Occupancy {
         }
         slot.frozen.store(0, Relaxed);
         slot.unfit.store(0, Relaxed);
+        slot.refuses.store(0, Relaxed);
+        slot.returns.store(0, Relaxed);
         slot.taken.store(0, Release);
     }
 

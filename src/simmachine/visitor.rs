@@ -2,7 +2,7 @@
 
 use crate::occupancy::{Frozen, Occupancy, Record, Shared, Slot, open};
 use crate::settings::Settings;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Somebody who looks at the machine without being part of it.
 pub struct Visitor {
@@ -79,8 +79,15 @@ impl Visitor {
     }
 
     /// See [`Machine::set_unfit`](crate::Machine::set_unfit).
-    pub fn unfit(&self, pid: u32) -> i32 {
-        self.slot_of(pid).map_or(0, |slot| slot.unfit.load(Acquire))
+    pub fn unfit(&self, pid: u32) -> [i32; 2] {
+        self.slot_of(pid).map_or([0; 2], |slot| [slot.refuses.load(Acquire), slot.unfit.load(Acquire)])
+    }
+
+    /// The memory of a process is back.
+    pub fn has_returned(&self, pid: u32) {
+        if let Some(slot) = self.slot_of(pid) {
+            slot.returns.fetch_add(1, AcqRel);
+        }
     }
 
     /// Processes with a context on a GPU, and the bytes they use there.

@@ -240,7 +240,7 @@ pub struct Stored {
     pub unchanged: u64,
     /// Bytes of memory that were the same, and were written again as what the image before had of them was damaged.
     pub damaged: u64,
-    /// Bytes of the program's own memory that are not in it.
+    /// Bytes that are not in it, of the program's own memory and of what the driver made for want of room in the pool.
     pub left_out: u64,
     /// Bytes that were not copied, as the GPUs saw that they are what the image before has.
     pub not_copied: u64,

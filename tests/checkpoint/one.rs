@@ -136,6 +136,31 @@ fn memory_of_its_own_that_no_context_reaches_is_left_out_of_the_image_and_told()
 }
 
 /// Suspended in the middle, the image would stand still until the program is resumed.
+/// A small block takes what it shares with others on its GPU, and where that is full the driver is asked.
+#[test]
+fn what_the_driver_made_for_want_of_room_in_the_pool_is_in_no_image_and_stays_and_both_are_told() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x256MiB").env("GPUPOOL_LIMIT", "0:12MiB").start(None);
+    let blocks = blocks_of(&mut program, &[12 << 10, 40, 40], 5000);
+    let told = image(&program, &folder, "");
+    assert_eq!((&told["bytes"], &told["left_out_bytes"]), (&(12 * MIB).into(), &(80 << 10).into()), "{told}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("80.0 KiB that the driver made, since the pool had no room for them"), "{log}");
+    let left = program.gpupool(&format!("suspend --to host --json {}", program.pid()));
+    let left: Value = serde_json::from_slice(&left.stdout).unwrap();
+    assert_eq!((&left[0]["bytes"], &left[0]["stayed_bytes"]), (&(12 * MIB).into(), &(80 << 10).into()), "{left}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let finding = log.lines().find(|line| line.contains("GP022")).unwrap_or_else(|| panic!("{log}"));
+    assert!(finding.contains("\"unpooled\"") && finding.contains("80.0 KiB stayed on its GPU"), "{finding}");
+    assert!(program.gpupool(&format!("resume {}", program.pid())).status.success());
+    // One that is freed is there no more, whichever way it is freed.
+    program.ask(&format!("drop {}", blocks[1]));
+    assert_eq!(image(&program, &folder, "")["left_out_bytes"], 40 << 10);
+    program.ask(&format!("drop-later {}", blocks[2]));
+    assert_eq!(image(&program, &folder, "")["left_out_bytes"], 0);
+    ends_well(program);
+}
+
 #[test]
 fn who_is_to_be_suspended_has_an_image_that_was_begun_first() {
     let (_around, folder) = store();

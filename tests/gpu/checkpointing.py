@@ -138,7 +138,8 @@ def kinds(lab):
 LARGE, SPARE, MATRIX = 60, 10, GIB // 2
 GOAL_RATE, GOAL_STEP = 100, 1.1
 # The same where the memory has no room on a peer: the bytes that changed at 45 GB/s.
-GOAL_HOST_RATE = 45e9 / GIB
+HOST_RATE = 45e9
+GOAL_HOST_RATE = HOST_RATE / GIB
 # Of each GPU: contexts, what libraries take, the reserve that every check has, and 2 GiB that stay free.
 KEPT = 6 * GIB
 
@@ -166,7 +167,7 @@ def _until_steps(child, words, more):
 
 
 def large(lab):
-    """About 60 GiB, all of which each step changes: one image while it goes on, with room for all of it on GPUs."""
+    """About 60 GiB: an image while each step changes all of it, and one when each changes a tenth, with room for all of it on GPUs."""
     peers = sum(max(0, gpu.total - KEPT) for gpu in lab.machine.gpus[1:])
     return _large(lab, "large", peers, {}, GOAL_RATE)
 
@@ -193,9 +194,13 @@ def _large(lab, name, elsewhere, settings, goal):
             _until_steps(child, words, 20)
             image, begun, ended = _image(lab, str(pids[0]), folder)
             _until_steps(child, words, 20)
+            words.with_name(words.name + ".few").touch()
+            # One at least begins behind that.
+            _until_steps(child, words, 4)
+            second = _image(lab, str(pids[0]), folder)
             words.with_name(words.name + ".stop").touch()
             program = child.finish(60).succeeded()
-            said = lab.bare([lab.gpupool, "store", "verify", "--generation", str(image["generation"]), folder], TO_WRITE).succeeded()
+            said = lab.bare([lab.gpupool, "store", "verify", "--generation", str(second[0]["generation"]), folder], TO_WRITE).succeeded()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if image["bytes"] < memory:
@@ -208,10 +213,13 @@ def _large(lab, name, elsewhere, settings, goal):
         lab.kept["large", count] = lab.bare(client("torch_image.py", count, bare_words), TO_WRITE).succeeded()
     same(lab.kept["large", count], program)
     notes = [few] * bool(few) + [f"{touched:.0f} GiB of the machine's memory were touched before"] * bool(settings)
-    return _told_large(image, steps, begun, ended, notes, goal)
+    return _told_large(image, steps, (begun, ended), second, notes, goal)
 
 
-def _told_large(image, steps, begun, ended, notes, goal):
+def _told_large(image, steps, span, second, notes, goal):
+    begun, ended = span
+    again, again_begun, _ = second
+    steps = [(end, seconds) for end, seconds in steps if end < again_begun]
     # Some of the first are slower, as everything is new.
     before = [seconds for end, seconds in steps[5:] if end < begun]
     during = [seconds for end, seconds in steps if end - seconds >= begun and end <= ended]
@@ -230,8 +238,18 @@ def _told_large(image, steps, begun, ended, notes, goal):
         f"a step: {usual * 1e3:.1f} ms before ({len(before)}), {slowed * 1e3:.1f} ms meanwhile ({len(during)}), {later * 1e3:.1f} ms after ({len(after)}); "
         f"the slowest from the question to the answer {max(across) * 1e3:.0f} ms",
     ]
+    # What the GPUs saw to be as it was is not copied; the goal is that the rest takes no longer than it does to the host.
+    changed, again_stop = again["bytes"] - again["not_copied_bytes"], again["stopped_microseconds"] / 1e6
+    allowed = changed / HOST_RATE
+    lines.append(
+        f"with a tenth changed: {changed / GIB:.2f} of {again['bytes'] / GIB:.1f} GiB copied ({again['to_gpus_bytes'] / GIB:.2f} to GPUs, {again['to_host_bytes'] / GIB:.2f} to the "
+        f"host), stopped {again_stop:.3f} s ({changed / GIB / again_stop:.0f} GiB/s of what changed; at 45 GB/s {allowed:.3f} s), {again['new_bytes'] / GIB:.2f} GiB written, "
+        f"in {again['microseconds'] / 1e6:.2f} s with what was read again"
+    )
     told = f"{image['bytes'] / GIB:.1f} GiB with a stop of {stop:.3f} s ({rate:.0f} GiB/s), steps {slowed / usual:.2f} times as long meanwhile; output as bare"
-    missed = [name for name, is_missed in (("the stop", rate < goal), ("the steps", slowed > GOAL_STEP * usual)) if is_missed]
+    told += f"; with a tenth changed a stop of {again_stop:.3f} s"
+    goals = (("the stop", rate < goal), ("the steps", slowed > GOAL_STEP * usual), ("the stop with a tenth changed", again_stop > allowed))
+    missed = [name for name, is_missed in goals if is_missed]
     if missed:
-        raise BelowGoal(f"{told}; the goal ({goal:.0f} GiB/s, {GOAL_STEP} times) is missed by {' and '.join(missed)}", lines)
+        raise BelowGoal(f"{told}; the goal ({goal:.0f} GiB/s, {GOAL_STEP} times, what changed at 45 GB/s) is missed by {' and '.join(missed)}", lines)
     return told, lines

@@ -11,7 +11,7 @@
  *                    word of the range, and how many others of it do not count up from there
  *   block K S        a new block of K KiB that counts up from S; its address
  *   own K S          the same of memory that it makes itself; it stays
- *   drop A           the block at this address is freed
+ *   drop A           the block at this address is freed; drop-later A: in the order of a stream
  *   put A W          the word at address A becomes W; swap A B: the words at two addresses change places
  *   look A K         the first word of K KiB at an address, and how many others do not count up from there
  *   restore          what gpupool_restore answered, and how many bytes it says
@@ -29,6 +29,7 @@
 #include "held.h"
 #include "simulator.h"
 #include "standing.h"
+#include "streams.h"
 #include "vmm.h"
 
 #include <pthread.h>
@@ -245,6 +246,11 @@ int main(void)
             iota(&kernels, NULL, own, ((size_t)bytes << 10) / 4, seed);
             CHECK(cuCtxSynchronize());
             printf("%llu\n", (unsigned long long)own);
+        } else if (sscanf(line, "drop-later %llu", &address) == 1) {
+            start_on(0);
+            CHECK(cuMemFreeAsync((CUdeviceptr)address, NULL));
+            CHECK(cuCtxSynchronize());
+            puts("dropped");
         } else if (sscanf(line, "drop %llu", &address) == 1) {
             start_on(0);
             CHECK(cuMemFree_v2((CUdeviceptr)address));

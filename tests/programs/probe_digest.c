@@ -61,8 +61,8 @@ static Digest digest(CUstream stream, CUdeviceptr from, size_t bytes, double *to
 
 static uint64_t mix(uint64_t word, uint64_t first, uint64_t second)
 {
-    word = (word ^ word >> 32) * first;
-    word = (word ^ word >> 29) * second;
+    word = (word ^ word >> 29) * first;
+    word = (word ^ word >> 32) * second;
     return word ^ word >> 32;
 }
 
@@ -75,8 +75,9 @@ static Digest reckoned(uint64_t words, uint32_t first)
         uint64_t a = word | (uint64_t)(uint32_t)(word + 1) << 32, b = (uint32_t)(word + 2) | (uint64_t)(uint32_t)(word + 3) << 32;
         uint64_t x = mix(a ^ (keys[0] + at * keys[1]), 0xBF58476D1CE4E5B9, 0x94D049BB133111EB);
         uint64_t y = mix(b ^ (x + keys[2] + at * keys[3]), 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53);
-        all.one += y;
-        all.other += mix(x + (y << 23 | y >> 41), 0xD6E8FEB86659FD93, 0x9E3779B97F4A7C15);
+        uint64_t z = mix(x + (y << 23 | y >> 41), 0xD6E8FEB86659FD93, 0x9E3779B97F4A7C15);
+        all.one += z;
+        all.other += mix(y + (z << 37 | z >> 27), 0x9FB21C651E98DF25, 0xD1342543DE82EF95);
     }
     return all;
 }

@@ -16,6 +16,7 @@ use crate::backing::open::Opened;
 use crate::backing::{level, terms};
 use crate::gate::{self, Held};
 use crate::image::{self, Failed, Shuttle};
+use crate::serve::memory::unpooled;
 use crate::suspend::{self, Agreement, Alone, totals};
 use crate::watch::context::Keeping;
 use crate::{bell, log};
@@ -62,6 +63,8 @@ pub struct Done {
     pub damaged: u64,
     /// Bytes of the program's own that no GPU reaches which it works on, and that are not in it.
     pub left_out: u64,
+    /// Bytes that the driver made as the pool had no room for them, and that are not in it either.
+    pub unpooled: u64,
     /// Bytes of which the GPUs saw that the image before has them, so that they were not copied.
     pub not_copied: u64,
     /// Bytes that were copied to GPUs while it was stopped.
@@ -188,6 +191,15 @@ fn told_of(asked: &Asked, begun: Instant, taken: Result<(Written, Done), String>
                     ),
                 );
             }
+            if done.unpooled > 0 {
+                say(
+                    &asked.folder,
+                    &format!(
+                        "{} that the driver made, since the pool had no room for them when they were asked for, are not in the image; GPUPOOL_LIMIT gives it more",
+                        format_size(done.unpooled)
+                    ),
+                );
+            }
             totals::has_image(done.stopped);
             bell::changed();
             log::emit(|| told(&asked.folder, &done));
@@ -207,7 +219,8 @@ fn say(folder: &Path, what: &str) {
 }
 
 fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
-    let &Done { generation, bytes, stored, fresh, unchanged, damaged, left_out, .. } = done;
+    let &Done { generation, bytes, stored, fresh, unchanged, damaged, .. } = done;
+    let left_out = done.left_out + done.unpooled;
     let &Done { not_copied, to_gpus, to_host, in_stop, stopped, took, .. } = done;
     let text = format!(
         "generation {generation} in {}: {} of memory, {} of it unchanged ({} not even copied), {} on the disk, {} of that new; stopped for {:.3} s of {:.3}",
@@ -441,7 +454,7 @@ fn stopped(
     // The end of the process waits for nobody here, and lets the program go on: then this is not of one moment.
     held.is_still_quiet(driver)
         .map_err(|disturbed| format!("the program went on before all was copied: {disturbed}"))?;
-    let (left_out, stopped) = (subject.left_out, begun.elapsed());
-    let done = Done { left_out, not_copied, to_gpus, to_host, in_stop, stopped, ..Done::default() };
+    let (left_out, unpooled, stopped) = (subject.left_out, unpooled::bytes(), begun.elapsed());
+    let done = Done { left_out, unpooled, not_copied, to_gpus, to_host, in_stop, stopped, ..Done::default() };
     Ok(Stop { sheltered, shuttles, done, total, looked })
 }

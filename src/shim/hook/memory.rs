@@ -3,6 +3,7 @@
 use super::{Real, retry};
 use crate::address;
 use crate::bypass::{Bypass, or_driver};
+use crate::serve::memory::unpooled;
 use crate::serve::modes::{self, Served};
 use crate::serve::{managed, pinned};
 use crate::watch::context;
@@ -26,7 +27,7 @@ pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize) ->
             why.note(real.api);
             // SAFETY: not NULL, and looked at only where the driver has just written to it.
             let address = result.is_ok().then(|| unsafe { *dptr });
-            given_by_driver(result, address, bytes as u64)
+            given_by_driver(result, address, bytes as u64, why)
         }
         Served::Pool(answer) => {
             // SAFETY: not NULL; the driver writes there too, also 0 when it has no memory.
@@ -61,7 +62,7 @@ pub unsafe fn allocate_pitch(
             why.note(real.api);
             // SAFETY: not NULL, and looked at only where the driver has just written to it.
             let address = result.is_ok().then(|| unsafe { *dptr });
-            given_by_driver(result, address, bytes as u64)
+            given_by_driver(result, address, bytes as u64, why)
         }
         Served::Pool(answer) => {
             // SAFETY: neither is NULL; the driver writes to both after a success.
@@ -76,9 +77,12 @@ pub unsafe fn allocate_pitch(
 }
 
 /// The driver answered an allocation, and gave this address if it had memory.
-fn given_by_driver(result: CuResult, address: Option<u64>, bytes: u64) -> CuResult {
+fn given_by_driver(result: CuResult, address: Option<u64>, bytes: u64, why: Bypass) -> CuResult {
     if let Some(address) = address {
         address::given_anew(address, bytes);
+        if matches!(why, Bypass::Full | Bypass::NoAddresses | Bypass::Declined(_)) {
+            unpooled::given(address, bytes);
+        }
     }
     served_by_driver(result)
 }
@@ -114,7 +118,7 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
     if address::is_foreign(dptr) {
         Bypass::NotOurs.note(real.api);
-        let result = real.call();
+        let result = freed_by_driver(dptr, || real.call());
         if result.is_ok() {
             pinned::return_idle(None);
         }
@@ -123,11 +127,22 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
     free_known(real, dptr)
 }
 
+/// Has the driver free what it made.
+#[inline]
+pub(super) fn freed_by_driver(dptr: CUdeviceptr, free: impl FnOnce() -> CuResult) -> CuResult {
+    let block = unpooled::take(dptr);
+    let result = free();
+    if let Some(block) = block.filter(|_| !result.is_ok()) {
+        unpooled::keep(block);
+    }
+    result
+}
+
 /// Frees what may be somebody's whom the library knows of.
 #[inline]
 fn free_known(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
     or_driver(modes::free(dptr), real.api, || {
-        let result = managed::free_managed(dptr, || real.call());
+        let result = managed::free_managed(dptr, || freed_by_driver(dptr, || real.call()));
         if result.is_ok() {
             pinned::return_idle(None);
         }

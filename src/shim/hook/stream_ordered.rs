@@ -111,7 +111,7 @@ unsafe fn serve(
 /// [`memory::free_later`]. In a capture it is memory of somebody else's, and the driver's answer for that is
 /// INVALID_VALUE, which leaves the capture as it was; where the capture is broken already, the driver says that instead.
 ///
-/// What is certainly the driver's does not come here ([`address::is_foreign`]).
+/// What is certainly the driver's does not come here ([`address::is_foreign`]), unless it may be what the pool had no room for.
 ///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
@@ -127,7 +127,7 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
         }
         Known::Foreign => {
             Bypass::NotOurs.note(real.api);
-            return managed::free_managed(dptr, || real.call());
+            return managed::free_managed(dptr, || super::memory::freed_by_driver(dptr, || real.call()));
         }
     }
     let Some(driver) = context::driver() else {

@@ -7,6 +7,7 @@ use crate::address;
 use crate::gate;
 use crate::guard;
 use crate::run;
+use crate::serve::memory::unpooled;
 use crate::watch::arguments;
 use crate::watch::submitted::{self, Unseen};
 use cudarc::driver::sys::{
@@ -226,7 +227,7 @@ macro_rules! trampoline {
     // What the driver gave in the order of a stream it takes back within a tenth of a microsecond: such a call is noted and traced, as a launch
     // is, without the boundary.
     ($name:ident($($p:ident: $t:ty),*) => stream_ordered::free($ptr:ident, $stream:ident)) => {
-        trampoline! { @answers $name($($p: $t),*) => stream_ordered::free($ptr, $stream), unless (address::is_foreign($ptr)) {
+        trampoline! { @answers $name($($p: $t),*) => stream_ordered::free($ptr, $stream), unless (address::is_foreign($ptr) && !unpooled::is_any()) {
             let real = real_function!($name($($t),*));
             let passed = enter!($name: stream_ordered::free);
             note!(stream_ordered::free);

@@ -35,7 +35,7 @@ use crate::gate::{self, Disturbed, Held, Limits};
 use crate::image::crew::{Crews, Way};
 use crate::serve::handles::by_hand;
 use crate::serve::ipc;
-use crate::serve::memory::{idle, mempool, places};
+use crate::serve::memory::{idle, mempool, places, unpooled};
 use crate::serve::pinned;
 use crate::watch::{context, finding, site};
 use crate::{bell, log, process};
@@ -283,6 +283,10 @@ pub fn suspend_behind(
             kept,
             Why::driver("memory of stream-ordered pools (cudaMallocAsync) that is in use is the driver's"),
         ));
+    }
+    let unpooled = unpooled::bytes();
+    if unpooled > 0 {
+        stayed.push((unpooled, Why::unpooled()));
     }
     let on_disk = put.as_ref().and_then(Put::on_disk);
     let (to_disk, stored) = on_disk.map_or((0, 0), |stored| (stored.bytes(), stored.bytes_on_disk()));

@@ -316,6 +316,11 @@ impl Why {
         Self::new("streams", text)
     }
 
+    /// Of what the pool would have had.
+    pub fn unpooled() -> Self {
+        Self::new("unpooled", "the driver made it, as the pool had no room for it when it was asked for")
+    }
+
     /// Of what a call was given that was under way when the program was stopped: nobody has copied it.
     fn came() -> Self {
         Self::new(CAME, "the program was given it while the rest left")

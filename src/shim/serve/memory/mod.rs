@@ -12,6 +12,7 @@ pub mod oom;
 mod outcome;
 pub mod places;
 pub mod scope;
+pub mod unpooled;
 
 pub use caching::returns_its_cache;
 
