@@ -186,15 +186,19 @@ fn session() -> TempDir {
 
 /// The command, which writes an image of it meanwhile.
 fn begin_image(program: &Running, folder: &Path) -> Child {
+    begin(program, folder, &[])
+}
+
+fn begin(program: &Running, folder: &Path, more: &[&str]) -> Child {
     let mut command = Command::new(artifact_folder().join("gpupool"));
-    command.args(["checkpoint".as_ref(), OsStr::new(&program.pid().to_string()), folder.as_os_str()]);
+    command.args(["checkpoint".as_ref(), OsStr::new(&program.pid().to_string()), folder.as_os_str()]).args(more);
     command.env("XDG_RUNTIME_DIR", program.session()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// An image of a program that is in the middle of being written, by the command: as long as its writers are held.
+/// An image of a program that is in the middle of being written, by the command: as long as its writers are held. All of it is copied, as there may be one already by which it is known.
 fn image_under_way(program: &Running, folder: &Path) -> (Child, Vec<Traced>) {
     eventually("an image in the middle of being written", || {
-        let mut command = begin_image(program, folder);
+        let mut command = begin(program, folder, &["--full"]);
         loop {
             match held_writers(program, writers()) {
                 Some(writers) => return Some((command, writers)),
