@@ -675,7 +675,7 @@ mod tests {
             let target = Target::Folder(path.into());
             let suspend = Request::Suspend { target, patience: 1, together: false };
             let (folder, together) = (path.into(), Together::Hosts);
-            [suspend, Request::Checkpoint { folder, keep: 0, patience: 1, together, leaves: true }]
+            [suspend, Request::Checkpoint { folder, keep: 0, patience: 1, together, leaves: true, full: false }]
                 .map(|asked| Request::decode(&asked.encode()))
         };
         let longest = format!("/{}", "x".repeat(MOST_PATH - 1));
