@@ -153,6 +153,20 @@ static void of(Probed *p, size_t bytes)
         changes++;
     }
     CHECK(cuStreamSynchronize(NULL));
+    /* Four words that are looked at together, and four others. */
+    for (uint64_t at = 4; at + 4 <= words; at = at * 7) {
+        for (uint64_t word = 0; word < 4; word++) {
+            CHECK(cuMemsetD32_v2(near + 4 * word, (unsigned)(at + word + 7), 1));
+            CHECK(cuMemsetD32_v2(near + 4 * (at + word), (unsigned)(word + 7), 1));
+        }
+        CHECK(cuStreamSynchronize(NULL));
+        seen += !same(digest(p->stream, near, bytes, NULL), before);
+        for (uint64_t word = 0; word < 4; word++) {
+            CHECK(cuMemsetD32_v2(near + 4 * word, (unsigned)(word + 7), 1));
+            CHECK(cuMemsetD32_v2(near + 4 * (at + word), (unsigned)(at + word + 7), 1));
+        }
+        changes++;
+    }
     /* The highest bit of two numbers that are far from each other, which a weaker way of mixing would have cancel out. */
     for (uint64_t at = 7; at < words; at = at * 3 + 2) {
         CHECK(cuMemsetD32_v2(near + 4 * 3, (unsigned)(3 + 7) ^ 1u << 31, 1));
