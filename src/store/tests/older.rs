@@ -67,7 +67,8 @@ fn what_has_not_changed_takes_no_room_and_outlives_the_older_generation() {
     // One byte of one part.
     blocks[0][PART + 5] ^= 1;
     let third = again(folder.path(), &blocks, None);
-    assert!((1..2 << 20).contains(&third.fresh), "{}", third.fresh);
+    // What else is in the file that it lay in may be less than that, and is copied: which thread writes what differs from time to time.
+    assert!((1..3 << 20).contains(&third.fresh), "{}", third.fresh);
     drop(third);
     assert_eq!(
         list(folder.path()).unwrap()[0].told.as_ref().unwrap().fresh,
