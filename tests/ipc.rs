@@ -78,7 +78,8 @@ fn what_others_have_open_is_theirs_while_all_else_of_the_exporter_moves() {
     }
     steps += " B:close:0 A:free:0 A:check:3:3 B:exit";
     let bare = ipc(&steps).env("SIMCUDA_CONTEXT_MIB", "0").go();
-    let run = ipc(&steps).env("SIMCUDA_CONTEXT_MIB", "0").env("A_GPUPOOL_MOVE", "stress").env("GPUPOOL_LIMIT", "0:80MiB");
+    let run =
+        ipc(&steps).env("SIMCUDA_CONTEXT_MIB", "0").env("A_GPUPOOL_MOVE", "stress").env("GPUPOOL_LIMIT", "0:80MiB");
     let shim = logged(run.shim());
     shim.succeeds().same_as(&bare);
     let swaps = shim.picked(|event| match event {

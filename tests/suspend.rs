@@ -683,6 +683,26 @@ fn a_program_that_uses_no_gpu_for_long_is_suspended_and_resumed_by_its_next_call
     ends_well(program);
 }
 
+/// Its memory takes longer to come back than the program may rest.
+#[test]
+fn the_call_that_resumes_a_program_goes_on_however_long_that_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program =
+        suspended("1x1GiB").env("GPUPOOL_IDLE_SUSPEND", &format!("1s:{}", folder.path().display())).log().start(None);
+    program.ask("allocate 900");
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    let count = |program: &Running, event: &str| {
+        std::fs::read_to_string(program.log()).unwrap().matches(&format!("\"event\":\"program.{event}\"")).count()
+    };
+    for times in 1..4 {
+        eventually("a suspension", || (count(&program, "suspend") == times).then_some(()));
+        program.ask("allocate 8");
+        eventually("the next allocation", || (program.ask("allocated") == "yes").then_some(()));
+        assert_eq!(count(&program, "resume"), times, "once for each call");
+    }
+    ends_well(program);
+}
+
 /// A command that waits for the program's work, told to do so for long.
 fn waiting(program: &Running) -> std::process::Child {
     let command = artifact_folder().join("gpupool");

@@ -1,7 +1,7 @@
 /*
  * Weights that one phase of a program does not need lie on another GPU, or on the host where there is none, until the next phase:
  *
- *   cc -I.. -o placing placing.c -lcuda -ldl && LD_PRELOAD=libgpupool.so ./placing
+ *   cc -I.. -o placing placing.c -l:libcuda.so.1 -ldl && gpupool run -- ./placing
  *
  * The functions are looked up, so that the program runs without gpupool as well, and then moves nothing.
  */

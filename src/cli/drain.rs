@@ -197,10 +197,11 @@ fn ask(gpu: &Uuid, folders: &[PathBuf], request: &Request, deadline: Duration) -
         |skipped: &&Skipped| folders.iter().any(|folder| skipped.why.starts_with(&format!("{}/", folder.display())));
     let others: Vec<_> = look.skipped.iter().filter(|skipped| skipped.reason == "version").filter(is_here).collect();
     others.iter().for_each(|skipped| complain(&format!("not asked: {}", skipped.why)));
+    // A program's first page tells of no GPU yet, and it may have had memory since.
     let sees = |row: &&Listed| {
         let is_concerned = row.page.parent().is_some_and(|folder| folders.iter().any(|known| known == folder));
         let gpus = &row.told.levels.gpus;
-        is_concerned && (gpus.more > 0 || gpus.rows.iter().any(|known| known.uuid == *gpu))
+        is_concerned && (gpus.more > 0 || gpus.rows.is_empty() || gpus.rows.iter().any(|known| known.uuid == *gpu))
     };
     let (asked, not): (Vec<Listed>, Vec<Listed>) =
         look.rows.iter().filter(sees).cloned().partition(|row| row.state == Life::Running);

@@ -66,6 +66,22 @@ fn memory_that_has_no_room_elsewhere_stays_and_is_told() {
     is_whole(program);
 }
 
+/// Its page was written before it had any, and is written again a second later.
+#[test]
+fn a_program_that_has_told_of_no_gpu_yet_leaves_what_is_drained() {
+    let machine = Machine::new("2x320MiB");
+    let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
+    let mut program = machine.start(run);
+    program.ask("pin 4");
+    machine.until(&program, "a first page", |page| page.levels.gpus.rows.is_empty());
+    takes(&mut program, 60);
+    let (told, _) = machine.told("drain --json 1");
+    let row = told.as_array().unwrap().iter().find(|row| row["pid"] == program.pid());
+    assert!(row.is_some_and(|row| row["bytes"].as_u64() >= Some(56 * MIB)), "{told}");
+    machine.told("undrain --json 1");
+    is_whole(program);
+}
+
 /// `nvidia-smi` counts them by bus, and each program as its variable says.
 #[test]
 fn a_number_is_that_of_nvidia_smi_whatever_a_program_calls_the_gpu() {

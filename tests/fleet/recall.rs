@@ -136,7 +136,7 @@ fn memory_of_a_lower_priority_gives_way_to_a_higher_one_and_to_no_other() {
     takes(&mut low, 40);
     // GPU 1 has room for that. What has none, lies on the host for a reason that is told.
     let log = |low: &Running| std::fs::read_to_string(low.log()).unwrap();
-    let why = "what this program had there was given to another one that matters more";
+    let why = "what this program had there was given to another one that does not matter less";
     assert!(!log(&low).contains(why), "{}", log(&low));
     takes(&mut low, 200);
     machine.until(&low, "memory on the host", |page| page.levels.residence.on_host >= 20 * MIB);

@@ -206,7 +206,11 @@ fn remains(driver: &Driver, contexts: &[usize], count: i32) -> String {
         ("violations", c"simcuda_violations"),
     ] {
         let told = driver.ask(name).unwrap_or_default();
-        let _ = write!(text, ", {what} {}", if what == "host" { Side::here().without_its_own(told, count as u64) } else { told });
+        let _ = write!(
+            text,
+            ", {what} {}",
+            if what == "host" { Side::here().without_its_own(told, count as u64) } else { told }
+        );
     }
     text + "\n"
 }

@@ -29,13 +29,15 @@ pub struct Dormant {
     /// What was counted, and since when it has been that.
     counted: (u64, Instant),
     looked: Option<Instant>,
+    /// How many suspensions were over then.
+    over: u64,
 }
 
 impl Dormant {
     /// `None` where nobody is suspended.
     pub fn new() -> Option<Self> {
         let after = process::settings().idle_suspend.filter(|_| is_wanted())?;
-        Some(Self { after, counted: (0, Instant::now()), looked: None })
+        Some(Self { after, counted: (0, Instant::now()), looked: None, over: 0 })
     }
 
     /// Looks, if it is time to; how long nothing need be done.
@@ -52,8 +54,9 @@ impl Dormant {
             self.counted.1 = now;
             return Some(self.after);
         }
-        let counted = used();
-        if counted != self.counted.0 {
+        let (counted, over) = (used(), suspend::over());
+        // The call that had it come back has not been made yet, and would wait again and again where that takes longer than a program may rest.
+        if counted != self.counted.0 || over != std::mem::replace(&mut self.over, over) {
             self.counted = (counted, now);
         } else if now - self.counted.1 >= self.after && !checkpoint::is_under_way() {
             // What keeps it from that may be over by then.

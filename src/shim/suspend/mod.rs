@@ -107,6 +107,9 @@ static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 /// Microseconds since the epoch; 0 while the program runs.
 static SINCE: AtomicU64 = AtomicU64::new(0);
 
+/// How many suspensions are over.
+static OVER: AtomicU64 = AtomicU64::new(0);
+
 /// Whether something may be where no GPU reaches it.
 static IS_PUT: AtomicBool = AtomicBool::new(false);
 /// Whether files of what is back are being removed.
@@ -124,6 +127,17 @@ static AGENT: AtomicU32 = AtomicU32::new(0);
 /// Since when the program is suspended, in microseconds since the epoch; 0: it is not.
 pub fn since() -> u64 {
     SINCE.load(Ordering::Relaxed)
+}
+
+/// How many suspensions are over. Another number than before: the program was suspended, and has gone on meanwhile.
+pub fn over() -> u64 {
+    OVER.load(Ordering::Relaxed)
+}
+
+/// The program goes on.
+fn goes_on() {
+    SINCE.store(0, Ordering::Relaxed);
+    OVER.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The pool. Where the program has only memory of its own, it is opened for that, which goes to places that the pool knows of.
@@ -629,7 +643,7 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     // A program that ends at once, or becomes another, leaves no file behind.
     let rest = put.map(Put::unname);
     drop(held);
-    SINCE.store(0, Ordering::Relaxed);
+    goes_on();
     drop(state);
     // The program goes on meanwhile.
     let took = begun.elapsed();
@@ -718,7 +732,7 @@ pub fn resume_unreachable(why: &str) {
 
 /// In the child of a fork: it is not suspended, and has none of the memory.
 pub fn after_fork_in_child() {
-    SINCE.store(0, Ordering::Relaxed);
+    goes_on();
     IS_PUT.store(false, Ordering::Relaxed);
     IS_REMOVING.store(false, Ordering::Relaxed);
     spare::after_fork_in_child();

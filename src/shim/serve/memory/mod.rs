@@ -364,7 +364,7 @@ pub fn report_host(home: u32, on_host: u64, bytes: u64) {
     // Within a limit the driver serves what no place has room for, so doing without the host makes no OUT_OF_MEMORY.
     let (room, advice) = if terms::is_kept_below(home) {
         (
-            "room, and what this program had there was given to another one that matters more, for which it is kept for some seconds",
+            "room, and what this program had there was given to another one that does not matter less, for which it is kept for some seconds",
             "raise GPUPOOL_PRIORITY of this one, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
         )
     } else if live::limit().is_set() {
