@@ -688,7 +688,7 @@ fn a_program_that_uses_no_gpu_for_long_is_suspended_and_resumed_by_its_next_call
 fn the_call_that_resumes_a_program_goes_on_however_long_that_takes() {
     let folder = tempfile::tempdir().unwrap();
     let mut program =
-        suspended("1x1GiB").env("GPUPOOL_IDLE_SUSPEND", &format!("1s:{}", folder.path().display())).log().start(None);
+        suspended("1x1GiB").env("GPUPOOL_IDLE_SUSPEND", format!("1s:{}", folder.path().display())).log().start(None);
     program.ask("allocate 900");
     eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
     let count = |program: &Running, event: &str| {
