@@ -237,7 +237,7 @@ int gpupool_advise(const void *pointer,
 
 // Moves `bytes` from `pointer` on, which must lie in one block, to a place.
 //
-// Memory of the pool lies there when the call returns, and until the program says something else; its addresses and contents stay. What moves are the pages of 2 MiB that lie
+// Memory of the pool lies there when the call returns, and until the program says something else, a drain, a suspension or a lower limit has it leave, or another program needs that GPU; its addresses and contents stay. What moves are the pages of 2 MiB that lie
 // wholly in the range, the last one of a block included where the range has the block's last byte. The call waits for all
 // work that was submitted before, on every GPU. Nothing may use the chunks (`gpupool_pieces`) that the range touches from the call to its
 // return, and nobody may free their block; all other memory may be in use, also by kernels that run meanwhile. Room for both copies is

@@ -84,8 +84,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_LIMIT",
         values: "0:70GiB,1:40GiB or one size for every GPU",
         default: "the GPU less the reserve",
-        help: "The most the pool takes of a GPU, together with the program's own cuMemCreate; what no other place has room \
-               for then is the driver's.",
+        help: "The most the pool takes of a GPU, together with the program's own cuMemCreate. It bounds the pool and not the program: a block for which no place has room is asked of the driver, which may still have it (`pool.refuse` in the log).",
         read: |settings, value| Limits::parse(text(value)?).map(|limits| settings.limit = limits),
     },
     Setting {
@@ -109,7 +108,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_FREE",
         values: Free::WORDS,
         default: "strict",
-        help: "strict waits on every free for the context that the memory was allocated in, as the driver does, also while a stream is being captured; lazy waits for its GPU only before the memory is used again, and then only where home has no other free memory and no more is to be held: twice the most that was ever in use.",
+        help: "strict waits on every free for the context that the memory was allocated in, as the driver does, also while a stream is being captured; lazy frees at once and waits before the memory is used again, and then only where the GPU that asks has no other free memory and the process holds twice the most that it ever used. It is faster where a program frees while its kernels run, and holds more memory.",
         read: |settings, value| {
             choice(value, "a way to free", Free::WORDS, Free::from_word).map(|word| settings.free = word)
         },
@@ -118,8 +117,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_IDLE",
         values: "duration or off",
         default: "10s",
-        help: "Freed memory that nobody used for this long goes back to the driver, and what is free after most was freed, or \
-               on a GPU that others need, within a second; off keeps it until somebody asks.",
+        help: "Freed memory that nobody used for this long goes back to the driver. Where the program has freed most of what it had, or others need the GPU, it goes within a second. off keeps it until somebody asks.",
         read: |settings, value| {
             settings.idle = if text(value)? == "off" { None } else { Some(duration(value, "10s or off")?) };
             Ok(())
@@ -203,8 +201,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_MOVE_SHARE",
         values: "percentage",
         default: "5%",
-        help: "The part of the program's time that may be lost to moves that do not pay, to waiting for a GPU that does not come to rest for one, \
-               and to moves where the program has waited for the GPU; of several ranks on one host, all together.",
+        help: "The part of the program's time that moving may cost: moves that turn out not to pay, waits for a GPU that does not come to rest, and moves made while the program itself has just waited for the GPU. Several ranks on one host have it together.",
         read: |settings, value| percentage(value, "5%").map(|share| settings.move_share = share),
     },
     Setting {
@@ -232,8 +229,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_RECALL_WAIT",
         values: "duration or off",
         default: "2s",
-        help: "How long an allocation waits at most for programs of lower priority, or that only borrow from its GPU, to give way; \
-               three times as long for who is heard to do so. off asks nobody.",
+        help: "How long an allocation waits at most for programs of lower priority, or that only borrow from its GPU, to give way. It waits up to three times as long while it hears that memory is leaving. off asks nobody.",
         read: |settings, value| {
             settings.recall_wait = if text(value)? == "off" { None } else { Some(duration(value, "2s or off")?) };
             Ok(())
