@@ -4,7 +4,11 @@ A line of its input begins that.
 """
 
 import ctypes
+import signal
 import sys
+
+# A shell has what it starts in the background ignore it, and Python then raises nothing.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SIZE = 8 << 20
 
