@@ -317,7 +317,7 @@ fn write(
     let stop = |held: Held, agreement: &mut dyn Agreement| {
         // It goes on at the end of this.
         let shelter = Some(Shelter::new(opened, driver));
-        let way = Way { writer: &writer, shelter, compared: compared(&asked, last.as_deref()) };
+        let way = Way { writer: &writer, shelter, looks: !asked.full, last: last.as_deref() };
         stopped(driver, opened, way, &held, agreement, progress)
     };
     let stop = suspend::while_stopped(driver, deadline, is_wanted, agreement, stop)?;
@@ -337,7 +337,7 @@ fn write_held(prepared: Prepared, held: &Held, progress: &mut dyn FnMut(u64, u64
     let Prepared { asked, _busy, driver, opened, writer, last } = prepared;
     let _keeping = Keeping::begin();
     // Nobody waits for the end of the stop, so nothing is copied twice.
-    let way = Way { writer: &writer, shelter: None, compared: compared(&asked, last.as_deref()) };
+    let way = Way { writer: &writer, shelter: None, looks: !asked.full, last: last.as_deref() };
     let Stop { done, looked, .. } = stopped(driver, opened, way, held, &mut Alone::default(), progress)?;
     finish(writer, done, looked)
 }
@@ -347,13 +347,9 @@ struct Way<'a> {
     writer: &'a Writer,
     /// Where it waits for the disk.
     shelter: Option<Shelter>,
-    /// See [`compared`].
-    compared: Option<Option<&'a Last>>,
-}
-
-/// With what memory is compared, if it is looked at.
-fn compared<'a>(asked: &Asked, last: Option<&'a Last>) -> Option<Option<&'a Last>> {
-    (!asked.full).then_some(last)
+    /// Whether GPUs look at what they have: for this image, with what the one before is known by, and for the next one.
+    looks: bool,
+    last: Option<&'a Last>,
 }
 
 /// All of it is with the store.
@@ -409,7 +405,7 @@ fn shuttles(driver: &'static Driver, subject: &Subject) -> Result<Shuttles, Fail
 fn stopped(
     driver: &'static Driver,
     opened: &'static Opened,
-    Way { writer, shelter, compared }: Way<'_>,
+    Way { writer, shelter, looks, last }: Way<'_>,
     held: &Held,
     agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
@@ -420,9 +416,10 @@ fn stopped(
     let keys: Vec<Key> = keys.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
     let total = subject.bytes();
     progress(0, total);
-    let (changed, not_copied, looked) = match compared {
-        Some(last) => unchanged::look(opened, &subject, &keys, writer, last).map_err(|error| error.to_string())?,
-        None => (subject.spans.clone(), 0, Looked::default()),
+    let (changed, not_copied, looked) = if looks {
+        unchanged::look(opened, &subject, &keys, writer, last).map_err(|error| error.to_string())?
+    } else {
+        (subject.spans.clone(), 0, Looked::default())
     };
     let (sheltered, rest) = match shelter {
         Some(mut shelter) => {
