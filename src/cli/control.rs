@@ -327,19 +327,22 @@ fn connect(row: &Listed, request: &Request, until: Option<Instant>) -> Result<Co
     let name = row.page.with_extension("call");
     let name = name.file_name().and_then(|name| name.to_str()).ok_or("its page has a name that is none")?;
     let page = folder.page_to_ring(page).map_err(|error| words("opening the page", &error))?;
-    let latest = Instant::now() + TO_ANSWER;
-    let until = until.map_or(latest, |until| until.min(latest));
+    let at_most = |limit: Instant| until.map_or(limit, |until| until.min(limit));
+    let turn_by = at_most(Instant::now() + TO_ANSWER);
+    // It has its time to answer from the moment on at which the others are done, however long that took.
+    let mut answer_by: Option<Instant> = None;
     // Where the file system knows no such locks, whoever comes last is next.
     let standing = Standing::at_end(page.as_fd()).ok();
     let socket = loop {
-        wait_for_turn(row, &page, standing, until)?;
+        wait_for_turn(row, &page, standing, turn_by)?;
+        let answer_by = *answer_by.get_or_insert_with(|| at_most(Instant::now() + TO_ANSWER));
         let listener = listen(&folder, name)?;
         // Whoever is to connect needs to write to it.
         let given = chownat(folder.fd(), name, Some(Uid::from_raw(row.owner)), None::<Gid>, AtFlags::SYMLINK_NOFOLLOW);
         let door = Door::at(&folder, name);
         given.map_err(|error| words("giving the socket to its user", &error))?;
         // Who goes on after a stop, or came late to its place in the line, finds that somebody else listens.
-        if let Some(socket) = accept(&listener, row, &page, &door, until)? {
+        if let Some(socket) = accept(&listener, row, &page, &door, answer_by)? {
             break socket;
         }
     };
