@@ -1,7 +1,7 @@
 //! What has left GPUs that are drained, or found no room when the program was resumed, in the order in which it left: the GPU that a byte left first is
 //! where it belongs, and the others that it left since were only on its way.
 
-use super::parting::{Parted, beyond};
+use super::parted::{Parted, beyond};
 use gpupool_pool::Place;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;

@@ -1,10 +1,13 @@
-//! How memory comes back that left its GPUs (`parting.rs`): to where it was, or where there is room now; and what of it has not.
+//! How memory comes back that left its GPUs (`parted.rs`): to where it was, or where there is room now; and what of it has not.
 
 use super::kept::Kept;
-use super::parting::{BATCH, Parted, Stretch, Why, host_for, living, rearrange};
+use super::parted::{Parted, living};
+use super::parting::{Stretch, host_for};
 use super::put::Put;
+use super::rearranging::{BATCH, Turn, rearrange};
 use super::stored::Unread;
-use super::turns::{self, Turn};
+use super::turns;
+use super::why::Why;
 use crate::backing::open::Opened;
 use crate::backing::terms;
 use crate::gate::{Held, Limits};

@@ -6,7 +6,7 @@
 //! arrives on the host, as another program took its GPU, or the host is short of memory, everything that has arrived goes to the system, and so does the rest as it arrives
 //! ([`Kept::look_what_arrived`]): it is there once and not twice.
 
-use super::parting::BATCH;
+use super::rearranging::BATCH;
 use super::spare;
 use super::stored::{Range, Unread};
 use crate::backing::host;

@@ -19,14 +19,19 @@
 mod agreement;
 mod away;
 mod coming_back;
+mod copying;
 mod kept;
+mod leaves;
+mod parted;
 mod parting;
 mod put;
+mod rearranging;
 pub mod spare;
 mod stored;
 pub mod totals;
 mod turns;
 pub mod vacate;
+mod why;
 
 use crate::backing::level;
 use crate::backing::open::{self, Opened};
@@ -40,19 +45,21 @@ use crate::serve::pinned;
 use crate::watch::{context, finding, site};
 use crate::{bell, log, process};
 pub use agreement::{Agreement, Alone};
+pub use copying::{Room, room_on_host};
 use gpupool_config::{Mode, format_size};
 use gpupool_cuda::Driver;
 use gpupool_events::{Finding, HostSettle, ProgramResume, ProgramSuspend};
 pub use gpupool_wire::control::Target;
 pub use kept::addresses_left;
+use leaves::Leaves;
 use parking_lot::{Mutex, MutexGuard};
-use parting::{Leaves, Parted, Why};
-pub use parting::{Room, room_on_host};
+use parted::Parted;
 use put::Put;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use why::Why;
 
 /// For the log.
 fn word(target: &Target) -> String {
@@ -233,10 +240,10 @@ pub fn suspend_behind(
         Target::Host | Target::Folder(_) => Default::default(),
     };
     let put = match target {
-        Target::Folder(folder) => parting::store(opened, driver, folder, &goes_on, progress).map(|put| (put, None)),
+        Target::Folder(folder) => copying::store(opened, driver, folder, &goes_on, progress).map(|put| (put, None)),
         Target::Host | Target::Anywhere => {
             let leaves = Leaves::Suspended { target, put: None, full: None };
-            parting::keep(opened, driver, leaves, &mut Crews::new(Way::Out), &goes_on, progress)
+            copying::keep(opened, driver, leaves, &mut Crews::new(Way::Out), &goes_on, progress)
         }
         Target::Peers => Ok((None, None)),
     };
@@ -260,9 +267,9 @@ pub fn suspend_behind(
         stayed = rest;
         // A call that asks for memory passes no gate, and one that was under way when the program was stopped may have been given some since.
         let more = match &put {
-            Some(Put::Host(_)) if parting::has_come(&stayed) => {
+            Some(Put::Host(_)) if why::has_come(&stayed) => {
                 let leaves = Leaves::Suspended { target, put: None, full: None };
-                parting::keep(opened, driver, leaves, &mut Crews::new(Way::Out), &goes_on, &mut |_, _| {})
+                copying::keep(opened, driver, leaves, &mut Crews::new(Way::Out), &goes_on, &mut |_, _| {})
                     .unwrap_or((None, None))
             }
             _ => (None, None),
@@ -566,7 +573,7 @@ fn settle_in(state: &mut Option<Suspended>, until: Instant) -> Result<(), String
         return Ok(());
     };
     // Whoever asks now waits for other things as well.
-    parting::let_go_of_crews();
+    rearranging::let_go_of_crews();
     let left = match put.as_ref().and_then(Put::on_host) {
         Some(kept) => coming_back::settle(opened, driver, held, kept, until),
         None => Ok(0),

@@ -4,14 +4,14 @@
 //! threads carry them out, and take turns where the program is to be stopped: whoever moves asks whether all work of all contexts is over, and another one's copies
 //! would be in the way.
 
-use super::parting::{BATCH, Why, rearrange};
+use super::rearranging::{BATCH, Turn, rearrange};
+use super::why::Why;
 use crate::backing::open::Opened;
 use crate::gate::Held;
 use crate::guard;
 use gpupool_cuda::Driver;
 use gpupool_pool::{Moved, Wish};
 use gpupool_store::signals;
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
@@ -25,10 +25,6 @@ const MOST: u64 = 4 << 30;
 pub fn step_of(bytes: u64) -> u64 {
     (bytes / (2 * THREADS as u64)).clamp(BATCH, MOST)
 }
-
-/// Whose turn it is.
-#[derive(Default)]
-pub struct Turn(pub Mutex<()>);
 
 /// Carries these out as long as it `goes_on`, and tells `heard` of each which one it was and what became of it. Where memory is short one may fail for another one's sake.
 pub fn carry_out(

@@ -10,9 +10,12 @@
 
 use super::away;
 use super::coming_back;
-use super::parting::{self, Leaves, Onto, Parted, Why};
+use super::leaves::{Leaves, Onto};
+use super::parted::{self, Parted};
 use super::put::Put;
+use super::why::{self, Why};
 use super::{Agreement, BUSY, Done, STATE, Settles, Suspended, hold, opened, told_anew};
+use super::{copying, parting, rearranging};
 use crate::backing::{open, residence, terms};
 use crate::gate::{self, Disturbed, Held};
 use crate::log;
@@ -193,9 +196,9 @@ pub fn with_left(opened: &open::Opened, parted: Vec<Parted>) -> Vec<Parted> {
 
 /// What left, each byte once: to where it lay before it was `away` already. What only is away comes last, since it lies where GPUs reach it.
 fn joined(parted: Vec<Parted>, away: Vec<Parted>) -> Vec<Parted> {
-    let beside = parting::beyond(away.clone(), &parted);
-    let both = parting::beyond(away.clone(), &beside);
-    let rest = parting::beyond(parted, &away);
+    let beside = parted::beyond(away.clone(), &parted);
+    let both = parted::beyond(away.clone(), &beside);
+    let rest = parted::beyond(parted, &away);
     both.into_iter().chain(rest).chain(beside).collect()
 }
 
@@ -336,7 +339,7 @@ pub fn come_back(
         let room = free.saturating_sub(away.iter().map(Parted::bytes).sum());
         let mut known: BTreeSet<u64> = away.iter().map(Parted::address).collect();
         known.extend(GIVEN.lock().values().flatten().map(Parted::address));
-        let others = parting::displaced(opened, gpu, room).into_iter();
+        let others = parted::displaced(opened, gpu, room).into_iter();
         away::add(others.filter(|parted| !known.contains(&parted.address())));
     }
     let done = bring(gpu, deadline, is_wanted, progress);
@@ -507,7 +510,7 @@ fn leave(
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
-) -> (u64, parting::Stayed) {
+) -> (u64, why::Stayed) {
     let Some(driver) = process::driver() else { return (0, Vec::new()) };
     let Some(opened) = opened(driver) else { return (0, Vec::new()) };
     let Some(state) = STATE.try_lock_until(deadline) else {
@@ -518,7 +521,7 @@ fn leave(
     let left = leave_in((opened, driver), &mut state, (gpu, which), deadline, is_wanted, progress);
     // Who takes block after block asks again at once, and the program is held until then; otherwise it goes on, and may end a context.
     if state.as_ref().is_none_or(|state| state.settles.is_none()) {
-        parting::let_go_of_crews();
+        rearranging::let_go_of_crews();
     }
     left
 }
@@ -531,7 +534,7 @@ fn leave_in(
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
-) -> (u64, parting::Stayed) {
+) -> (u64, why::Stayed) {
     let (mut moved, mut returned) = (0, 0);
     let mut total = None;
     let (mut may_hurry, mut may_to_peers) = (true, true);
@@ -586,14 +589,14 @@ fn leave_in(
         } else {
             if may_to_peers {
                 (parted, stayed) = parting::leave(opened, driver, held, leaves(Onto::Peers), Some(until), &mut step);
-                may_to_peers = stayed.iter().any(|(_, why)| parting::is_late(why));
+                may_to_peers = stayed.iter().any(|(_, why)| why::is_late(why));
                 full_peers = stayed.iter().find(|(_, why)| why.cause == "room").map(|(_, why)| why.clone());
             }
             if parted.is_empty() {
-                let mut crews = parting::rested();
-                let kept = parting::keep(opened, driver, leaves(Onto::Anywhere), &mut crews, is_wanted, &mut step);
+                let mut crews = rearranging::rested();
+                let kept = copying::keep(opened, driver, leaves(Onto::Anywhere), &mut crews, is_wanted, &mut step);
                 if kept.is_ok() {
-                    parting::rest(crews);
+                    rearranging::rest(crews);
                 }
                 let full;
                 (put, full) = kept.unwrap_or_else(|why| {
@@ -617,13 +620,13 @@ fn leave_in(
         match (which, state.as_mut()) {
             // It comes back when it is resumed.
             (_, Some(state)) if is_suspended => {
-                let more = parting::beyond(parted, &state.parted);
+                let more = parted::beyond(parted, &state.parted);
                 state.parted.extend(more);
             }
             (Which::All, _) => away::add(parted),
             (Which::Given { .. }, _) => {
                 let before = GIVEN.lock().remove(&gpu).unwrap_or_default();
-                let all = parting::living(opened, before.into_iter().chain(parted).collect());
+                let all = parted::living(opened, before.into_iter().chain(parted).collect());
                 GIVEN.lock().insert(gpu, all);
             }
             (Which::Lent | Which::Most(_), _) => {}
@@ -633,7 +636,7 @@ fn leave_in(
         }
         // What the memory stood on goes home, or the next part of it would have no room where it goes to.
         give_back(gpu, which);
-        let goes_on = hurries || stayed.iter().any(|(_, why)| parting::is_late(why));
+        let goes_on = hurries || stayed.iter().any(|(_, why)| why::is_late(why));
         if !goes_on || moved == before && !hurries || Instant::now() >= deadline || !is_wanted() {
             return (moved, stayed);
         }
