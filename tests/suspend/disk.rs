@@ -61,13 +61,13 @@ fn pays(told: &Value, lengths: u64) {
 }
 
 #[test]
-fn memory_goes_into_files_and_comes_back_twenty_times_and_nothing_is_lost() {
+fn memory_goes_into_files_and_comes_back_again_and_again_and_nothing_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = suspended("2x1GiB").log().start(None);
     at_work(&mut program, 4);
     // One that is there, and one that is not.
     let folders = [folder.path().to_owned(), folder.path().join("new")];
-    for round in 0..20 {
+    for round in 0..6 {
         let to = folders[round % 2].clone();
         let left = suspend_to(&program, &to);
         assert!(left["bytes"].as_u64() >= Some(4 * 40 * MIB), "{left}");
