@@ -20,7 +20,6 @@ fi
 step() { printf '\n== %s\n' "$*"; "$@"; }
 
 step cargo fmt --all --check
-step cargo clippy --workspace --all-targets --release -- -D warnings
 # With the tests: what they add to the features of shared dependencies would have half of it built again for them.
 step cargo build --release --workspace --lib --bins --tests
 
@@ -35,58 +34,56 @@ if [ -f "$requirements" ] && ! cmp -s "$requirements" .venv/installed.txt; then
     fi
 fi
 
-counts=$(mktemp)
-said_by_second=$(mktemp)
-said_by_miri=$(mktemp)
-trap 'rm -f "$counts" "$said_by_second" "$said_by_miri"' EXIT
-failures=()
-fail() { failures+=("$1"); }
-# Tests that start programs wait for these half of the time, so half of all runs beside the other half, parted by their first letter: all of them end sooner than one
-# after the other. What the second half says is shown when it has ended. All packages are named in either, since others have other features and would be built again.
+said=$(mktemp --directory)
+trap 'rm -rf "$said"' EXIT
+# A line for each step that fails.
+touch "$said/failures"
+
+# Tests that start programs wait for these half of the time, so three parts of all run side by side, parted by their first letter: all of them end sooner than one after
+# the other. All packages are named in each, since others have other features and would be built again.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(getconf _NPROCESSORS_ONLN)}"
-tests() { cargo test --release --workspace --no-fail-fast "$@" 2>&1; }
-printf '\n== cargo test --release --workspace --lib --bins --test [!a-m]* (beside the next)\n'
-tests --lib --bins --test '[!a-m]*' >"$said_by_second" &
-second=$!
-step tests --test '[a-m]*' | tee "$counts" || fail 'cargo test, the first half'
-wait "$second" || fail 'cargo test, the second half'
-tee -a "$counts" <"$said_by_second"
-step tests --doc | tee -a "$counts" || fail 'cargo test, the examples in the documentation'
-# Two builds of their own, which work on one processor each for most of the time, and so side by side.
-#
-# The pool's locks and clocks and the page's under every interleaving, five models under those with few interruptions: loom
-# replaces the atomics.
-loom() {
+part() {
+    local name=$1
+    shift
+    step cargo test --release --workspace --no-fail-fast "$@" 2>&1 || echo "cargo test, the $name part" >>"$said/failures"
+    touch "$said/$name.over"
+}
+# What the tests leave of the processors goes to three things that wait for nothing, one after the other and behind the tests. What they say is shown at the end.
+beside() {
+    # The lints come once the tests have seen that everything is built, since only one at a time may look at that.
+    local begun
+    for begun in first second third; do
+        until [ -e "$said/$begun.over" ] || grep -qs '^ *Running ' "$said/$begun"; do sleep 1; done
+    done
+    step nice cargo clippy --workspace --all-targets --release -- -D warnings || echo 'the lints' >>"$said/failures"
+    # The pool's locks and clocks and the page's under every interleaving, five models under those with few interruptions: loom
+    # replaces the atomics.
     step env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/loom" \
-        cargo test --release --package gpupool-pool --package gpupool-metrics --lib loom
+        nice cargo test --release --package gpupool-pool --package gpupool-metrics --lib loom ||
+        echo 'the models under loom' >>"$said/failures"
+    # What needs no driver, under Miri: bytes that came from elsewhere are read, and atomics are shared. Miri has no sockets that
+    # carry descriptors and no shared mappings; tests of those say so themselves. Only a nightly toolchain has it, and none is
+    # installed for this alone.
+    if RUSTUP_AUTO_INSTALL=0 cargo +nightly miri setup >/dev/null 2>&1 </dev/null; then
+        step env MIRIFLAGS=-Zmiri-strict-provenance CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/miri" nice cargo +nightly miri test \
+            --package gpupool-wire --package gpupool-metrics --package gpupool-python || echo 'the tests under Miri' >>"$said/failures"
+    else
+        echo 'Miri: skipped, no nightly toolchain has it (rustup toolchain install nightly --component miri,rust-src)' >"$said/skipped"
+    fi
 }
-# What needs no driver, under Miri: bytes that came from elsewhere are read, and atomics are shared. Miri has no sockets that
-# carry descriptors and no shared mappings; tests of those say so themselves. Only a nightly toolchain has it, and none is
-# installed for this alone.
-miri() {
-    step env MIRIFLAGS=-Zmiri-strict-provenance CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/miri" cargo +nightly miri test \
-        --package gpupool-wire --package gpupool-metrics --package gpupool-python
-}
-under_miri=
-if RUSTUP_AUTO_INSTALL=0 cargo +nightly miri setup >/dev/null 2>&1 </dev/null; then
-    miri >"$said_by_miri" 2>&1 &
-    under_miri=$!
-else
-    skipped='Miri: skipped, no nightly toolchain has it (rustup toolchain install nightly --component miri,rust-src)'
-fi
-loom 2>&1 | tee -a "$counts" || fail 'the models under loom'
-if [ -n "$under_miri" ]; then
-    wait "$under_miri" || fail 'the tests under Miri'
-    tee -a "$counts" <"$said_by_miri"
-fi
+part second --test '[f-o]*' >"$said/second" &
+part third --test '[s-z]*' >"$said/third" &
+beside >"$said/beside" 2>&1 &
+part first --lib --bins --test '[a-ep-r]*' | tee "$said/first"
+wait
+cat "$said/second" "$said/third" "$said/beside"
+step cargo test --release --workspace --no-fail-fast --doc 2>&1 | tee "$said/doc" || echo 'cargo test, the examples in the documentation' >>"$said/failures"
 
 printf '\n== tests\n'
 awk '/^ +(Running|Doc-tests)/ { sub(/ \(.*/, ""); sub(/^ +(Running )?/, ""); name = $0 }
      /^test result:/ { print name ": " $0; passed += $4; failed += $6 }
-     END { printf "%d passed, %d failed\n", passed, failed }' "$counts"
-[ -z "${skipped:-}" ] || echo "$skipped"
+     END { printf "%d passed, %d failed\n", passed, failed }' "$said"/{first,second,third,doc,beside}
+cat "$said/skipped" 2>/dev/null || true
 # A step may fail without a test that did: by an abort, or because it cannot be built.
-for failure in "${failures[@]}"; do
-    echo "FAILED: $failure"
-done
-((${#failures[@]} == 0))
+sed 's/^/FAILED: /' "$said/failures"
+[ ! -s "$said/failures" ]
