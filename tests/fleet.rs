@@ -316,7 +316,14 @@ fn settings_change_while_a_program_works_and_what_follows_is_told() {
     goes_on(&mut program);
     let page = machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
     assert!(held(&page, 2) >= 20 * MIB, "{page:?}");
-    assert!(set("devices=auto limit=").1);
+    // What has room again comes back: what left and what is free for more is known at once.
+    let (told, done) = set("devices=auto limit=");
+    let notes: Vec<&str> = told["changes"].as_array().unwrap().iter().filter_map(|row| row["note"].as_str()).collect();
+    assert!(done && notes.iter().any(|note| note.contains(" came to GPU 0")), "{told}");
+    goes_on(&mut program);
+    machine.until(&program, "all of it on GPU 0", |page| {
+        at(page, 0).held >= 30 * MIB && held(page, 1) == 0 && held(page, 2) == 0
+    });
     program.ask("allocate 400");
     eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
     machine.until(&program, "no limit", |page| at(page, 0).held >= 400 * MIB);

@@ -140,17 +140,30 @@ fn check_devices(settings: &Settings) -> Result<(), String> {
 }
 
 fn change_limit(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {
+    let members: Vec<u32> = open::plan_made().map(|plan| plan.members.keys().copied().collect()).unwrap_or_default();
+    let known = |gpu: u32| {
+        let places = open::opened().map(|opened| opened.pool.usage().places).unwrap_or_default();
+        places.into_iter().find(|known| known.place == Place::Gpu(gpu))
+    };
+    let before: Vec<(u32, u64)> =
+        members.iter().filter_map(|gpu| known(*gpu).map(|known| (*gpu, known.limit))).collect();
     live::set_limit(settings.limit.clone());
     terms::heed();
-    let beyond = |gpu: u32| {
-        let usage = open::opened().map(|opened| opened.pool.usage());
-        let known = usage.and_then(|usage| usage.places.into_iter().find(|known| known.place == Place::Gpu(gpu)));
-        known.map_or(0, |known| known.held.saturating_sub(known.limit))
-    };
-    leave(is_wanted, |gpu| {
+    let beyond = |gpu: u32| known(gpu).map_or(0, |known| known.held.saturating_sub(known.limit));
+    let left = leave(is_wanted, |gpu| {
         vacate::give_back(gpu, Which::Most(0));
         Some(beyond(gpu)).filter(|bytes| *bytes > 0).map(Which::Most)
-    })
+    });
+    // What has no room any more on one may have some on another, and so comes last.
+    let is_raised = |(gpu, before): &(u32, u64)| known(*gpu).is_some_and(|known| known.limit > *before);
+    let raised = before.iter().filter(|known| is_raised(known)).map(|(gpu, _)| *gpu);
+    let until = Instant::now() + PATIENCE;
+    let came = raised.filter_map(|gpu| {
+        let Vacated { moved, .. } = vacate::bring_home(gpu, until, is_wanted, &mut |_, _| {});
+        (moved > 0).then(|| format!("{} came to GPU {gpu}", format_size(moved)))
+    });
+    let said = Some(left).filter(|said| !said.is_empty()).into_iter().chain(came);
+    said.collect::<Vec<_>>().join("; ")
 }
 
 fn change_devices(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {

@@ -318,11 +318,32 @@ pub fn has_room(gpu: u32) -> bool {
     allowed + kept >= least && free.is_none_or(|free| free + kept >= least)
 }
 
-/// Has what left a GPU while it was drained come back, until `deadline`, as far as there is room, and the log hears of it: of one that was
-/// not drained (`is_news`) only where something came.
+/// Has what left a GPU while it was drained come back ([`bring_home`]), and the log hears of it: of one that was not drained (`is_news`) only where something came.
 pub fn come_back(
     gpu: u32,
     is_news: bool,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Vacated {
+    let done = bring_home(gpu, deadline, is_wanted, progress);
+    if !is_news && done.moved == 0 {
+        return done;
+    }
+    log::emit(|| {
+        let (moved, stayed) = (done.moved, done.stayed());
+        let is = if is_news { "is drained no more" } else { "was not drained" };
+        let text = format!("GPU {gpu} {is}: {} came back to it", format_size(moved));
+        let microseconds = done.took.as_micros() as u64;
+        (GpuUndrain { device: gpu, uuid: uuid(gpu), bytes: moved, stayed, microseconds }, text)
+    });
+    done
+}
+
+/// Has what left a GPU come back, and what of its own never had room there come, until `deadline`, as far as there is room: where it is drained no more, or more of it may be
+/// used than before.
+pub fn bring_home(
+    gpu: u32,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
@@ -342,21 +363,10 @@ pub fn come_back(
         let others = parted::displaced(opened, gpu, room).into_iter();
         away::add(others.filter(|parted| !known.contains(&parted.address())));
     }
-    let done = bring(gpu, deadline, is_wanted, progress);
-    if !is_news && done.moved == 0 {
-        return done;
-    }
-    log::emit(|| {
-        let (moved, stayed) = (done.moved, done.stayed());
-        let is = if is_news { "is drained no more" } else { "was not drained" };
-        let text = format!("GPU {gpu} {is}: {} came back to it", format_size(moved));
-        let microseconds = done.took.as_micros() as u64;
-        (GpuUndrain { device: gpu, uuid: uuid(gpu), bytes: moved, stayed, microseconds }, text)
-    });
-    done
+    bring(gpu, deadline, is_wanted, progress)
 }
 
-/// As [`come_back`], without a word.
+/// What is known to have left, and to be missed, comes back.
 fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &mut dyn FnMut(u64, u64)) -> Vacated {
     let begun = Instant::now();
     let mut left = Vec::new();
