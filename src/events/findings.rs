@@ -179,6 +179,9 @@ impl Finding {
             ("GP022", Some("unpooled")) => {
                 "give the pool room on that GPU (GPUPOOL_LIMIT), or have all of it leave: gpupool suspend --process --to host PID"
             }
+            ("GP022", Some("kind")) => {
+                "only the driver can take it along: gpupool suspend --process --to host PID has it try"
+            }
             ("GP022", Some("siblings")) => {
                 "suspend all ranks of the job: gpupool suspend --job PID; --alone where the others do not wait for this one"
             }

@@ -20,6 +20,7 @@
  *   clear MIB        the same with zeros
  *   make MIB [GPU]   the same in memory of the program's own (of a GPU on which it may have no context), of handles of 4 MiB that are mapped one after the other; every second one has no reference any
  *                    more, and the first is mapped a second time, for GPU 0 to read
+ *   compress         what is made from here on is to be compressed
  *   visit GPU        the GPU's primary context lives from here on
  *   shut             the third of these is mapped for nobody
  *   lend             the handle of the first of these is given out, so that it has to stay
@@ -244,10 +245,13 @@ static uint64_t pieces[1024];
 static CUdeviceptr beside;
 
 static int made_on;
+/* Of a kind that only the driver can place. */
+static unsigned char is_compressed;
 
 static void *make(void *argument)
 {
     CUmemAllocationProp properties = on_device(made_on);
+    properties.compression = is_compressed;
     CUmemAccessDesc access = {{ON_DEVICE, 0}, READ_WRITE}, reads = {{ON_DEVICE, 0}, 1};
     kept_bytes = (size_t)(uintptr_t)argument * MIB;
     REQUIRE(kept_bytes / PIECE <= sizeof pieces / sizeof *pieces);
@@ -533,6 +537,9 @@ int main(void)
         } else if (sscanf(line, "clear %d", &number) == 1) {
             REQUIRE(pthread_create(&other, NULL, clear, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
             puts("cleared");
+        } else if (strcmp(line, "compress") == 0) {
+            is_compressed = 1;
+            puts("it will be");
         } else if (sscanf(line, "make %d %d", &number, &made_on) >= 1) {
             REQUIRE(pthread_create(&other, NULL, make, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
             puts(atomic_load(&is_kept) ? "made" : "not");

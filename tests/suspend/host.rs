@@ -353,6 +353,34 @@ fn what_the_program_made_itself_goes_the_same_way() {
     ends_well(program);
 }
 
+/// Compressed memory, and what else the driver makes in a way of its own, has no place but the one where it is.
+#[test]
+fn what_only_the_driver_can_place_stays_and_is_in_no_image_and_both_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("2x1GiB").log().start(None);
+    program.ask("compress");
+    assert_eq!(program.ask("make 16"), "made");
+    let log = |program: &Running| std::fs::read_to_string(program.log()).unwrap();
+    let image = |program: &Running| -> serde_json::Value {
+        let told = gpupool(program, &format!("checkpoint --json {} {}", program.pid(), folder.path().display()));
+        serde_json::from_slice(&told.stdout).unwrap()
+    };
+    let left = image(&program);
+    assert_eq!((&left["bytes"], &left["left_out_bytes"]), (&0.into(), &(16 * MIB).into()), "{left}");
+    assert!(log(&program).contains("of a kind that only the driver can place (compressed"), "{}", log(&program));
+    let left = told(&program, "suspend --to host");
+    assert_eq!((&left["bytes"], &left["stayed_bytes"]), (&0.into(), &(16 * MIB).into()), "{left}");
+    let log = log(&program);
+    let finding = log.lines().find(|line| line.contains("GP022")).unwrap_or_else(|| panic!("{log}"));
+    assert!(finding.contains("\"kind\"") && finding.contains("16.0 MiB stayed on its GPU"), "{finding}");
+    told(&program, "resume");
+    is_right(&mut program);
+    // Every second handle has no reference any more: each of these is there for its mapping alone.
+    program.ask("drop");
+    assert_eq!(image(&program)["left_out_bytes"], 0);
+    ends_well(program);
+}
+
 #[test]
 fn what_the_program_made_itself_on_a_gpu_without_a_context_goes_too() {
     let mut program = suspended("2x1GiB").start(None);

@@ -167,7 +167,7 @@ fn stored(done: &checkpoint::Done) -> Stored {
         fresh: done.fresh,
         unchanged: done.unchanged,
         damaged: done.damaged,
-        left_out: done.left_out + done.unpooled,
+        left_out: done.all_left_out(),
         not_copied: done.not_copied,
         to_gpus: done.to_gpus,
         to_host: done.to_host,

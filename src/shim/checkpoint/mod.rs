@@ -16,6 +16,7 @@ use crate::backing::open::Opened;
 use crate::backing::{level, terms};
 use crate::gate::{self, Held};
 use crate::image::{self, Failed, Shuttle};
+use crate::serve::handles::of_kind;
 use crate::serve::memory::unpooled;
 use crate::suspend::{self, Agreement, Alone, totals};
 use crate::watch::context::Keeping;
@@ -65,6 +66,8 @@ pub struct Done {
     pub left_out: u64,
     /// Bytes that the driver made as the pool had no room for them, and that are not in it either.
     pub unpooled: u64,
+    /// Bytes of kinds that only the driver can place, and that are not in it either.
+    pub of_kind: u64,
     /// Bytes of which the GPUs saw that the image before has them, so that they were not copied.
     pub not_copied: u64,
     /// Bytes that were copied to GPUs while it was stopped.
@@ -76,6 +79,13 @@ pub struct Done {
     /// For how long the program was stopped.
     pub stopped: Duration,
     pub took: Duration,
+}
+
+impl Done {
+    /// Bytes of the program's that are not in it, for whatever reason.
+    pub fn all_left_out(&self) -> u64 {
+        self.left_out + self.unpooled + self.of_kind
+    }
 }
 
 /// Threads that compress and write beside a program that needs its processors.
@@ -200,6 +210,16 @@ fn told_of(asked: &Asked, begun: Instant, taken: Result<(Written, Done), String>
                     ),
                 );
             }
+            if done.of_kind > 0 {
+                say(
+                    &asked.folder,
+                    &format!(
+                        "{} that the program made by cuMemCreate are not in the image, since they are of a kind that only the driver can place (compressed, \
+                         shared over a fabric, for sparse textures or for hardware decompression)",
+                        format_size(done.of_kind)
+                    ),
+                );
+            }
             totals::has_image(done.stopped);
             bell::changed();
             log::emit(|| told(&asked.folder, &done));
@@ -220,7 +240,7 @@ fn say(folder: &Path, what: &str) {
 
 fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
     let &Done { generation, bytes, stored, fresh, unchanged, damaged, .. } = done;
-    let left_out = done.left_out + done.unpooled;
+    let left_out = done.all_left_out();
     let &Done { not_copied, to_gpus, to_host, in_stop, stopped, took, .. } = done;
     let text = format!(
         "generation {generation} in {}: {} of memory, {} of it unchanged ({} not even copied), {} on the disk, {} of that new; stopped for {:.3} s of {:.3}",
@@ -451,7 +471,8 @@ fn stopped(
     // The end of the process waits for nobody here, and lets the program go on: then this is not of one moment.
     held.is_still_quiet(driver)
         .map_err(|disturbed| format!("the program went on before all was copied: {disturbed}"))?;
-    let (left_out, unpooled, stopped) = (subject.left_out, unpooled::bytes(), begun.elapsed());
-    let done = Done { left_out, unpooled, not_copied, to_gpus, to_host, in_stop, stopped, ..Done::default() };
+    let stopped = begun.elapsed();
+    let (left_out, unpooled, of_kind) = (subject.left_out, unpooled::bytes(), of_kind::bytes());
+    let done = Done { left_out, unpooled, of_kind, not_copied, to_gpus, to_host, in_stop, stopped, ..Done::default() };
     Ok(Stop { sheltered, shuttles, done, total, looked })
 }

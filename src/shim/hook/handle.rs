@@ -4,6 +4,7 @@
 //! Every body has the real call as a function of that one argument, since the others are the program's own.
 
 use super::Real;
+use crate::serve::handles::of_kind;
 use crate::serve::handles::{self, Anchor, Behind, Number, Part, Release, Use};
 use crate::serve::memory;
 use crate::watch::context;
@@ -42,7 +43,14 @@ impl Unseen for *mut c_void {
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn release(_: &mut Real, with: impl Fn(u64) -> CuResult, handle: u64) -> CuResult {
     let releasing = match handles::release(Number::from_raw(handle)) {
-        Release::Unknown => return unknown(with, handle),
+        Release::Unknown => {
+            let releasing = of_kind::release(handle);
+            let result = unknown(with, handle);
+            if let Some(releasing) = releasing.filter(|_| !result.is_ok()) {
+                of_kind::still_held(releasing);
+            }
+            return result;
+        }
         Release::Refused(refused) => return with(refused.raw()),
         Release::Counted => return CuResult::SUCCESS,
         Release::Parts(releasing) => releasing,
@@ -77,7 +85,13 @@ pub unsafe fn map(
     flags: c_ulonglong,
 ) -> CuResult {
     let number = Number::from_raw(handle);
-    let Some(behind) = handles::begin_map(number) else { return unknown(with, handle) };
+    let Some(behind) = handles::begin_map(number) else {
+        let result = unknown(with, handle);
+        if result.is_ok() {
+            of_kind::mapped(address, bytes as u64, handle);
+        }
+        return result;
+    };
     let result = match (behind, process::driver()) {
         (Behind::One(handle), _) => with(handle.raw()),
         (Behind::Parts(parts), Some(driver)) => map_parts(driver, address, bytes as u64, offset, &parts, flags),

@@ -9,7 +9,7 @@ use crate::bypass::Bypass;
 use crate::gate;
 use crate::process;
 use crate::serve::{
-    handles::{self, Anchor as Held, Request, Retained},
+    handles::{self, Anchor as Held, Request, Retained, of_kind},
     memory,
 };
 use crate::watch::context;
@@ -41,7 +41,12 @@ pub unsafe fn create(
             let is_of_another_kind = properties.is_some() && plain.is_none();
             let why = if is_of_another_kind { Bypass::OtherKind } else { Bypass::Malformed };
             why.note(real.api);
-            retry::call(real)
+            let result = retry::call(real);
+            if result.is_ok() && is_of_another_kind && !handle.is_null() {
+                // SAFETY: the driver answered success, so it has written there.
+                of_kind::made(unsafe { *handle }, bytes as u64);
+            }
+            result
         }
     };
     if result.is_ok() {
@@ -70,8 +75,12 @@ pub unsafe fn unmap(real: &mut Real, address: CUdeviceptr, bytes: usize) -> CuRe
         Ok(unmapping) => unmapping,
         Err(refused) => return refused,
     };
+    let of_kind = of_kind::unmap(address, bytes as u64);
     let result = real.call();
     handles::end_unmap(unmapping, result.is_ok());
+    if !result.is_ok() {
+        of_kind::still_mapped(of_kind);
+    }
     result
 }
 
@@ -144,7 +153,10 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
     // SAFETY: the driver answered success, so it has written there.
     let given = Physical::from_raw(unsafe { *handle });
     let number = match handles::retained(expected, given, address as u64) {
-        Retained::Unknown => return result,
+        Retained::Unknown => {
+            of_kind::retained(address as u64);
+            return result;
+        }
         Retained::As(number) => number,
         Retained::Extra(number) => {
             // The reference that the driver has just given, which the program does not learn of.

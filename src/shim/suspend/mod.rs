@@ -38,7 +38,7 @@ use crate::backing::open::{self, Opened};
 use crate::backing::terms;
 use crate::gate::{self, Disturbed, Held, Limits};
 use crate::image::crew::{Crews, Way};
-use crate::serve::handles::by_hand;
+use crate::serve::handles::{by_hand, of_kind};
 use crate::serve::ipc;
 use crate::serve::memory::{idle, mempool, places, unpooled};
 use crate::serve::pinned;
@@ -308,6 +308,10 @@ pub fn suspend_behind(
     let unpooled = unpooled::bytes();
     if unpooled > 0 {
         stayed.push((unpooled, Why::unpooled()));
+    }
+    let of_kind = of_kind::bytes();
+    if of_kind > 0 {
+        stayed.push((of_kind, Why::of_kind()));
     }
     let on_disk = put.as_ref().and_then(Put::on_disk);
     let (to_disk, stored) = on_disk.map_or((0, 0), |stored| (stored.bytes(), stored.bytes_on_disk()));

@@ -75,6 +75,14 @@ impl Why {
         Self::new("unpooled", "the driver made it, as the pool had no room for it when it was asked for")
     }
 
+    /// Of what the program asked for in a way that only the driver can serve.
+    pub fn of_kind() -> Self {
+        Self::new(
+            "kind",
+            "it is of a kind that only the driver can place: compressed, shared over a fabric, for sparse textures or for hardware decompression",
+        )
+    }
+
     /// Of what a call was given that was under way when the program was stopped: nobody has copied it.
     pub fn came() -> Self {
         Self::new(CAME, "the program was given it while the rest left")

@@ -14,6 +14,7 @@ pub mod by_hand;
 mod exchange;
 mod inventory;
 mod number;
+pub mod of_kind;
 mod steer;
 
 pub use anchors::Anchor;
