@@ -284,8 +284,6 @@ struct Worker {
     encoder: Encoder,
     out: Buffer,
     parts: Vec<(Key, Part)>,
-    /// Bytes that lie in older files.
-    unchanged: u64,
     /// Bytes that were damaged there, or were there no more.
     damaged: u64,
     scratch: Option<Scratch>,
@@ -294,7 +292,6 @@ struct Worker {
 /// What a thread leaves.
 struct Done {
     data: Option<Data>,
-    unchanged: u64,
     damaged: u64,
     parts: Vec<(Key, Part)>,
 }
@@ -328,7 +325,7 @@ impl Worker {
             }
             None => None,
         };
-        Ok(Done { data, unchanged: self.unchanged, damaged: self.damaged, parts: self.parts })
+        Ok(Done { data, damaged: self.damaged, parts: self.parts })
     }
 
     /// The part of an older file that holds these bytes.
@@ -354,7 +351,6 @@ impl Worker {
                 return Ok(None);
             }
         }
-        self.unchanged += part.bytes;
         Ok(Some(part))
     }
 
@@ -609,7 +605,7 @@ impl Writer {
         let (file, end, parts) = (None, 0, Vec::new());
         let encoder = Encoder::new(&shared.costs).map_err(no_memory)?;
         let out = Buffer::new(output_for(PART)).map_err(no_memory)?;
-        let worker = Worker { shared, number, file, end, encoder, out, parts, unchanged: 0, damaged: 0, scratch: None };
+        let worker = Worker { shared, number, file, end, encoder, out, parts, damaged: 0, scratch: None };
         let body = move || {
             let shared = Arc::clone(&worker.shared);
             // Who waits for room in the queue would wait for ever.
@@ -783,7 +779,6 @@ impl Writer {
             };
             let file = files.len() as u64;
             files.extend(done.data);
-            unchanged += done.unchanged;
             damaged += done.damaged;
             for (key, part) in done.parts {
                 let file = if part.codec == Codec::Fill { 0 } else { part.file.max(file) };
@@ -796,7 +791,7 @@ impl Writer {
             return Err(error);
         }
         for (key, part) in self.reused.get_mut().drain(..) {
-            unchanged += if part.codec == Codec::Fill { 0 } else { part.bytes };
+            unchanged += if part.codec == Codec::Fill { part.bytes } else { 0 };
             if let Some(block) = blocks.get_mut(key.0 as usize) {
                 block.parts.push(part);
             }
@@ -823,6 +818,12 @@ impl Writer {
             signals::aside(settle)
                 .unwrap_or_else(|| Err(Error::io(shared.unfinished.path(), "start a thread to write", Errno::AGAIN)))?;
         }
+        // What stood in a file that was not worth keeping was written again.
+        let is_kept = |part: &&Part| {
+            let file = usize::try_from(part.file).ok().and_then(|at| files.get(at));
+            part.codec != Codec::Fill && file.is_some_and(|file| file.from.is_some())
+        };
+        unchanged += blocks.iter().flat_map(|block| &block.parts).filter(is_kept).map(|part| part.bytes).sum::<u64>();
         let manifest = Manifest {
             generation: self.generation,
             written: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),

@@ -135,6 +135,18 @@ fn memory_of_its_own_that_no_context_reaches_is_left_out_of_the_image_and_told()
     assert_eq!(program.ask("end"), "0 wrong");
 }
 
+#[test]
+fn a_name_that_a_block_has_not_is_taken_back_as_well_and_none_of_what_is_no_block() {
+    let mut program = checkpointed("1x256MiB").start(None);
+    let block = blocks_of(&mut program, &[4096], 5000)[0];
+    assert_eq!(program.ask(&format!("unname {block}")), "0");
+    assert_eq!(program.ask(&format!("unname {}", block + 512)), "0", "it lies in a block");
+    assert_eq!(program.ask(&format!("unname {}", block + (64 << 20))), "-3");
+    program.ask(&format!("drop {block}"));
+    assert_eq!(program.ask(&format!("unname {block}")), "-3");
+    ends_well(program);
+}
+
 /// Suspended in the middle, the image would stand still until the program is resumed.
 /// A small block takes what it shares with others on its GPU, and where that is full the driver is asked.
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::artifacts::{driver_folder, repository, scratch, unfinished};
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -55,16 +56,29 @@ impl Build {
     /// The path of the binary, compiled if the sources are newer.
     pub fn path(&self) -> PathBuf {
         /// One compilation at a time: tests of one binary run in threads.
-        static BUILT: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
+        static BUILT: Mutex<Option<HashMap<PathBuf, PathBuf>>> = Mutex::new(None);
         // A test that failed to compile something poisons nothing that others need.
         let mut built = BUILT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let built = built.get_or_insert_with(HashMap::new);
-        built.entry(self.output.clone()).or_insert_with(|| self.compile()).clone()
+        let binary = self.binary();
+        built.entry(binary.clone()).or_insert_with(|| self.compile(binary)).clone()
     }
 
-    fn compile(&self) -> PathBuf {
+    /// Its place: the same program compiled in another way, by a test that runs beside this one, is another file.
+    fn binary(&self) -> PathBuf {
+        let folder = scratch("programs");
+        if self.flags.is_empty() {
+            return folder.join(&self.output);
+        }
+        let mut hasher = DefaultHasher::new();
+        self.flags.hash(&mut hasher);
+        let folder = folder.join(format!("{:016x}", hasher.finish()));
+        fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("cannot make {}: {e}", folder.display()));
+        folder.join(&self.output)
+    }
+
+    fn compile(&self, binary: PathBuf) -> PathBuf {
         let folder = repository().join("tests/programs");
-        let binary = scratch("programs").join(&self.output);
         if is_current(&binary, &[folder.as_path()]) && !self.flags.iter().any(|flag| flag.starts_with("-I")) {
             return binary;
         }

@@ -12,6 +12,7 @@
  *   block K S        a new block of K KiB that counts up from S; its address
  *   own K S          the same of memory that it makes itself; it stays
  *   drop A           the block at this address is freed; drop-later A: in the order of a stream
+ *   unname A         the names of what begins there are taken back: what gpupool_name answered
  *   put A W          the word at address A becomes W; swap A B: the words at two addresses change places
  *   look A K         the first word of K KiB at an address, and how many others do not count up from there
  *   restore          what gpupool_restore answered, and how many bytes it says
@@ -255,6 +256,9 @@ int main(void)
             start_on(0);
             CHECK(cuMemFree_v2((CUdeviceptr)address));
             puts("dropped");
+        } else if (sscanf(line, "unname %llu", &address) == 1) {
+            Control control = find_control(RTLD_DEFAULT);
+            printf("%d\n", control.name(as_pointer((CUdeviceptr)address), 0, NULL));
         } else if (sscanf(line, "put %llu %u", &address, &seed) == 2) {
             start_on(0);
             CHECK(cuMemsetD32_v2((CUdeviceptr)address, seed, 1));

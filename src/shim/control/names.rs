@@ -15,7 +15,7 @@ const NAME_SIZE: usize = 256;
 /// call: the first time that it names memory so, of the same size, they are there, compared with their hashes, when this returns. All work of
 /// the block's context is waited for.
 ///
-/// A name means one range at a time, and ends with the block. NULL takes back the names of what begins at `pointer`.
+/// A name means one range at a time, and ends with the block. NULL takes back the names of what begins at `pointer`, if it has any.
 /// Returns 0, `GPUPOOL_NOT_POOLED`, a `CUresult`, or `GPUPOOL_NOT_RESTORED` where there is an image to restore from and these bytes did not come back:
 /// the memory has its name then, and the log says why. A name has 1 to 255 bytes of UTF-8.
 ///

@@ -207,6 +207,31 @@ fn what_is_known_to_be_as_it_was_is_taken_without_its_bytes() {
     }
 }
 
+/// What no codec makes shorter takes on the disk what it takes in memory, whether it changed or its file was not worth keeping; and zeros that are taken as they were are nothing new.
+#[test]
+fn what_is_told_to_have_changed_is_what_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut blocks: Vec<Vec<u8>> = (0..8).map(|seed| memory(Kind::Random, PART, seed)).collect();
+    drop(again(folder.path(), &blocks, Some(2)));
+    let all = 8 * PART as u64;
+    let mut was_copied = false;
+    for round in 0..8 {
+        blocks[round][100] ^= 1;
+        let written = again(folder.path(), &blocks, Some(2));
+        assert_eq!(written.bytes - written.unchanged, written.fresh, "{round}: {written:?}");
+        was_copied |= written.fresh > PART as u64;
+        assert!(written.fresh >= PART as u64 && written.fresh < all, "{round}: {written:?}");
+    }
+    assert!(was_copied, "no file was given up");
+    let zeros = vec![vec![0; PART]];
+    drop(again(folder.path(), &zeros, None));
+    let writer = Writer::create(folder.path(), meta(), Options { reuse: true, ..Options::default() }).unwrap();
+    let block = writer.block(about(0, PART)).unwrap();
+    assert!(writer.reuse(block, 0, PART, (0, 0)).unwrap());
+    let written = writer.finish().unwrap();
+    assert_eq!((written.unchanged, written.fresh), (PART as u64, 0));
+}
+
 /// Zeros and the like are stored as one however long they are, and any piece of them is taken; of others only what was stored as one.
 #[test]
 fn only_whole_parts_are_taken_and_any_piece_of_what_repeats() {

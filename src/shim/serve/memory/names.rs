@@ -44,13 +44,15 @@ pub fn set(address: u64, bytes: u64, name: &str) -> Option<(Named, Block)> {
     Some((named, block))
 }
 
-/// Takes the names of ranges that begin at an address; whether there was one.
+/// Takes the names of ranges that begin at an address; whether there was one, or might have been, since it lies in a live block of the pool.
 pub fn take_back(address: u64) -> bool {
     let mut names = NAMES.lock();
     let before = names.len();
     names.retain(|_, named| named.address != address);
     COUNT.store(names.len(), Ordering::Release);
-    names.len() < before
+    let has_gone = names.len() < before;
+    drop(names);
+    has_gone || block_at(address).is_some()
 }
 
 /// Forgets a block that ended.
