@@ -276,3 +276,20 @@ impl Cycle {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_launch_does_any_more_comes_to_nothing_and_never_to_numbers_that_are_slow() {
+        let mut part = (0..1000).fold(0.0, |part, _| drift(part, true, 1.0 / 32.0));
+        assert!(part > 0.99);
+        for _ in 0..100_000 {
+            part = drift(part, false, 1.0 / 32.0);
+            assert!(!part.is_subnormal(), "{part:e}");
+        }
+        assert_eq!(part, 0.0);
+        assert!(drift(part, true, 1.0 / 32.0) > 0.03, "and comes back at once");
+    }
+}

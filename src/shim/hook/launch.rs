@@ -117,7 +117,7 @@ unsafe fn any(api: Api, context: Option<Context>, about: About, arguments: Argum
         // SAFETY: as for this function.
         running = unsafe { launch::before(api, context, about, arguments) };
     }
-    if arguments::are_read_by(Reader::Far) {
+    if arguments::are_read_by(Reader::Far) && far::is_due() {
         // One pair of events around a launch is enough.
         let about = About { is_plain: about.is_plain && running.is_none(), ..about };
         // SAFETY: as for this function.

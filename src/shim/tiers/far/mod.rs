@@ -164,23 +164,20 @@ fn gap(samples: u64, mean: u64) -> u32 {
     }
 }
 
-/// Before a launch in this context. What this returns is given to [`super::launch::after`] behind it.
+/// Whether this thread's next launch is one of those that are looked at. Asked once before each.
+#[inline]
+pub fn is_due() -> bool {
+    let left = LEFT.get();
+    LEFT.set(left.saturating_sub(1));
+    left == 0
+}
+
+/// Before such a launch in this context. What this returns is given to [`super::launch::after`] behind it.
 ///
 /// # Safety
 /// The arguments are those that the program passes to the driver with this function.
-#[inline]
-pub unsafe fn before(api: Api, context: Context, about: About, arguments: Arguments) -> Option<Running> {
-    let left = LEFT.get();
-    if left > 0 {
-        LEFT.set(left - 1);
-        return None;
-    }
-    // SAFETY: as for this function.
-    unsafe { look(api, context, about, arguments) }
-}
-
 #[cold]
-unsafe fn look(api: Api, context: Context, about: About, arguments: Arguments) -> Option<Running> {
+pub unsafe fn before(api: Api, context: Context, about: About, arguments: Arguments) -> Option<Running> {
     let weight = WEIGHT.get();
     let began = now();
     let since = began.saturating_sub(LOOKED.replace(began));
