@@ -78,6 +78,7 @@ unsafe fn is_plain(config: &CUlaunchConfig) -> bool {
 
 /// # Safety
 /// The arguments are the program's of that call.
+#[allow(clippy::too_many_arguments, reason = "the table's rows pass on what the program passes, each by itself")]
 pub unsafe fn cooperative(
     api: Api,
     context: Option<Context>,

@@ -237,7 +237,7 @@ pub(super) fn cycle_ended(home: &Home) {
 pub fn after(api: Api, running: timing::Running) {
     process::contained(api, || {
         let awaited = running.is_awaited.then_some(running.launch);
-        timing::end(running);
+        timing::end(*running);
         if let Some(launch) = awaited
             && let Some(home) = current_home()
         {

@@ -211,8 +211,8 @@ pub(super) fn passed(home: &Home) -> u64 {
 }
 
 /// Behind that launch.
-pub(super) fn end(running: Running) {
-    let Begun { timing, driver, owner, timer, stream, launch, began, .. } = *running;
+pub(super) fn end(running: Begun) {
+    let Begun { timing, driver, owner, timer, stream, launch, began, .. } = running;
     let between = now().saturating_sub(began);
     let _relaxed = driver.relax();
     // SAFETY: the launch has just been made on this stream, in the context of the events.
