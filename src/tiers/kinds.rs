@@ -85,11 +85,9 @@ pub struct Worth {
     /// Nanoseconds of pass more than at first over those that are farther, and what is charged for them.
     pub lost_ns: f32,
     pub charged_ns: f32,
-    /// How often it reads some of these was not measured.
-    pub is_unknown: bool,
 }
 
-/// What each launch of a kind needs: one line of the cache.
+/// What each launch of a kind needs: one line of the cache, and nothing else of the kind.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub struct Hot {
@@ -115,6 +113,21 @@ pub struct Hot {
     pub settled: bool,
     /// What more far memory costs it was not measured.
     pub unsure: bool,
+    /// [`Kind::operands`], or [`NO_SHAPE`].
+    pub shape: u16,
+}
+
+/// More than any number of operands.
+const NO_SHAPE: u16 = u16::MAX;
+
+const _: () = assert!(size_of::<Hot>() == 64 && MOST_FUNCTIONS <= NO_SHAPE as usize);
+
+impl Hot {
+    /// Of which function and shape it is, by their number among [`Kinds`].
+    #[inline]
+    pub fn shape(&self) -> Option<u32> {
+        (self.shape != NO_SHAPE).then_some(u32::from(self.shape))
+    }
 }
 
 /// What a gain is known by.
@@ -418,6 +431,7 @@ impl Kinds {
             asks_each_time: false,
             settled: false,
             unsure: true,
+            shape: NO_SHAPE,
         });
         self.enter(kind, hash);
         kind
@@ -477,6 +491,9 @@ impl Kinds {
             if let Some(operands) = self.operands.get_mut(index as usize) {
                 operands.is_seen();
             }
+        }
+        if let Some(hot) = self.hot_mut(kind) {
+            hot.shape = index.and_then(|index| u16::try_from(index).ok()).unwrap_or(NO_SHAPE);
         }
         if let Some(kind) = self.get_mut(kind) {
             kind.uses = uses.into();
@@ -632,7 +649,8 @@ impl Kinds {
             return is_charged || is_far && self.is_of_new_shape(kind);
         }
         let samples = || self.kinds.get(kind as usize).map(|kind| &kind.samples);
-        let known = self.kinds.get(kind as usize).and_then(|kind| kind.operands.or(kind.any_shape));
+        let any_shape = || self.kinds.get(kind as usize).and_then(|kind| kind.any_shape);
+        let known = hot.shape().or_else(any_shape);
         if let Some(operands) = known.and_then(|index| self.operands.get(index as usize)) {
             let is_open = !operands.is_settled() && (function.count.is_multiple_of(8) || is_far && hot.unsure);
             return operands.is_new() || is_open || function.count.is_multiple_of(2 * EAGER);

@@ -1,7 +1,7 @@
 //! The one type: told of what happens, asked what to do.
 
 use crate::account::Account;
-use crate::cycle::{Cycle, HISTORY, SURPRISES};
+use crate::cycle::{self, Cycle, HISTORY, SURPRISES};
 use crate::extents::{Extents, Least};
 use crate::interface::{Launch, Ledger, Range, Reader, Settings, Timed, Told, Whereabouts, Why};
 use crate::kinds::{self, COPY, Kinds, Moment, NONE, Worth};
@@ -344,8 +344,8 @@ impl Tiers {
             self.have_lost(kind, at);
         }
         self.last = (kind, worth);
-        if let Some(shape) = self.kinds.get(kind).and_then(|kind| kind.operands) {
-            self.strange += (f32::from(u8::from(!self.timeline.has_shape(shape))) - self.strange) * STRANGE;
+        if let Some(shape) = hot.shape() {
+            self.strange = cycle::drift(self.strange, !self.timeline.has_shape(shape), STRANGE);
         }
         let ends = self.cycle.push(kind, hot.function, last, self.settings.window);
         self.ended |= ends;
@@ -464,8 +464,8 @@ impl Tiers {
         let here = self.kinds.gain(id).0 * may_ns;
         let asks = may_ns > LEAST / 64.0 && here.max(a_cycle) > LEAST.max(once_ns);
         let asks_elsewhere = next_ns.max(tries_ns) > LEAST.max(once_ns);
-        let worth = self.worth_of(id, at);
-        let unsure = self.kinds.is_unsure(id) || worth.is_unknown;
+        let (worth, is_unknown) = self.worth_of(id, at);
+        let unsure = self.kinds.is_unsure(id) || is_unknown;
         if let Some(hot) = self.kinds.hot_mut(id) {
             let asks_each_time = here > WORTH_ASKING;
             *hot = kinds::Hot {
@@ -499,17 +499,17 @@ impl Tiers {
         self.extents.settle(&self.settings.links, at);
         self.account.reserve = self.extents.reserve_ns();
         let (id, before) = self.last;
-        let now = self.worth_of(id, at);
+        let (now, _) = self.worth_of(id, at);
         self.account.saved(f64::from(now.saved_ns) - f64::from(before.saved_ns));
         self.kinds.unsure(id, now.lost_ns - before.lost_ns, now.charged_ns - before.charged_ns);
         self.last = (id, now);
     }
 
     /// What the account is told of a launch, as memory lies now. What it gains by one operand makes up for what it loses by another only as
-    /// far as it was measured how often it reads either.
-    fn worth_of(&self, id: u32, at: &impl Whereabouts) -> Worth {
-        let Some(known) = self.kinds.get(id) else { return Worth::default() };
-        let (mut gained_ns, mut worth) = (0.0, Worth::default());
+    /// far as it was measured how often it reads either. And whether it was not measured how often it reads some of those that are farther.
+    fn worth_of(&self, id: u32, at: &impl Whereabouts) -> (Worth, bool) {
+        let (mut gained_ns, mut worth, mut is_unknown) = (0.0, Worth::default(), false);
+        let Some(known) = self.kinds.get(id) else { return (worth, is_unknown) };
         let (credit, charge) = (self.kinds.credit(id, 1.0), self.kinds.credit(id, -1.0));
         for part in &known.uses {
             let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at);
@@ -518,11 +518,11 @@ impl Tiers {
                 gained_ns += part.weight() * saved_ns;
                 continue;
             }
-            worth.is_unknown |= part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand));
+            is_unknown |= part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand));
             worth.lost_ns += self.passes_of(id, part) * -saved_ns;
             worth.charged_ns += self.charge_of(id, part, charge) * -saved_ns;
         }
-        Worth { saved_ns: credit * gained_ns - worth.charged_ns, ..worth }
+        (Worth { saved_ns: credit * gained_ns - worth.charged_ns, ..worth }, is_unknown)
     }
 
     /// Whether a launch of this function should be timed, for whoever has to prepare that before it knows the launch. Of a launch

@@ -1,11 +1,13 @@
 //! Bodies: what is looked at before a kernel is launched, where anybody reads its arguments ([`crate::watch::arguments`]); after the
-//! launch it is counted like everything in [`super::submit`].
+//! launch it is counted like everything in [`super::submit`]. The context is looked up once for both: to ask the driver which one is current takes as long as
+//! much of the rest.
 
 use crate::serve::managed;
 use crate::tiers::far;
 use crate::tiers::launch::{self, About};
 use crate::tiers::timing::Running;
 use crate::watch::arguments::{self, Arguments, Reader};
+use crate::watch::context::Context;
 use cudarc::driver::sys::{CUfunction, CUgraphExec, CUlaunchConfig, CUstream};
 use gpupool_cuda::{Function, GraphExec, Stream};
 use gpupool_interpose::Api;
@@ -18,6 +20,7 @@ pub use crate::tiers::launch::after;
 #[allow(clippy::too_many_arguments, reason = "the table's rows pass on what the program passes, each by itself")]
 pub unsafe fn kernel(
     api: Api,
+    context: Option<Context>,
     function: CUfunction,
     grid_x: u32,
     grid_y: u32,
@@ -28,13 +31,14 @@ pub unsafe fn kernel(
 ) -> Option<Running> {
     let about = about(function, [grid_x, grid_y, grid_z], stream);
     // SAFETY: as for this function.
-    unsafe { any(api, about, Arguments { parameters, extra }) }
+    unsafe { any(api, context, about, Arguments { parameters, extra }) }
 }
 
 /// # Safety
 /// The arguments are the program's of that call.
 pub unsafe fn configured(
     api: Api,
+    context: Option<Context>,
     config: *const c_void,
     function: CUfunction,
     parameters: *mut *mut c_void,
@@ -46,7 +50,7 @@ pub unsafe fn configured(
     let is_plain = unsafe { is_plain(config) };
     let about = about(function, [config.gridDimX, config.gridDimY, config.gridDimZ], config.hStream);
     // SAFETY: as for this function.
-    unsafe { any(api, About { is_plain, ..about }, Arguments { parameters, extra }) }
+    unsafe { any(api, context, About { is_plain, ..about }, Arguments { parameters, extra }) }
 }
 
 /// Whether nobody notices events around such a launch. Clusters, priorities and the like are of the launch alone, and one that may begin
@@ -74,8 +78,10 @@ unsafe fn is_plain(config: &CUlaunchConfig) -> bool {
 
 /// # Safety
 /// The arguments are the program's of that call.
+#[allow(clippy::too_many_arguments, reason = "the table's rows pass on what the program passes, each by itself")]
 pub unsafe fn cooperative(
     api: Api,
+    context: Option<Context>,
     function: CUfunction,
     grid_x: u32,
     grid_y: u32,
@@ -85,7 +91,7 @@ pub unsafe fn cooperative(
 ) -> Option<Running> {
     let about = about(function, [grid_x, grid_y, grid_z], stream);
     // SAFETY: as for this function.
-    unsafe { any(api, about, Arguments { parameters, extra: std::ptr::null_mut() }) }
+    unsafe { any(api, context, about, Arguments { parameters, extra: std::ptr::null_mut() }) }
 }
 
 fn about(function: CUfunction, grid: [u32; 3], stream: CUstream) -> About {
@@ -94,28 +100,29 @@ fn about(function: CUfunction, grid: [u32; 3], stream: CUstream) -> About {
 
 /// # Safety
 /// The arguments are the program's of that call.
-pub unsafe fn graph(api: Api, exec: CUgraphExec, stream: CUstream) -> Option<Running> {
+pub unsafe fn graph(api: Api, context: Option<Context>, exec: CUgraphExec, stream: CUstream) -> Option<Running> {
     let exec = GraphExec::from_raw(exec).filter(|_| arguments::are_read_by(Reader::Tiers))?;
-    launch::before_graph(api, exec, Stream::from_raw(stream))
+    launch::before_graph(api, context?, exec, Stream::from_raw(stream))
 }
 
 /// # Safety
 /// The arguments are the program's of that call.
-unsafe fn any(api: Api, about: About, arguments: Arguments) -> Option<Running> {
+unsafe fn any(api: Api, context: Option<Context>, about: About, arguments: Arguments) -> Option<Running> {
     if arguments::are_read_by(Reader::Managed) {
         // SAFETY: as for this function.
         unsafe { managed::launch::before(api, about.function, about.stream, arguments) };
     }
+    let context = context?;
     let mut running = None;
     if arguments::are_read_by(Reader::Tiers) {
         // SAFETY: as for this function.
-        running = unsafe { launch::before(api, about, arguments) };
+        running = unsafe { launch::before(api, context, about, arguments) };
     }
-    if arguments::are_read_by(Reader::Far) {
+    if arguments::are_read_by(Reader::Far) && far::is_due() {
         // One pair of events around a launch is enough.
         let about = About { is_plain: about.is_plain && running.is_none(), ..about };
         // SAFETY: as for this function.
-        let watched = unsafe { far::before(api, about, arguments) };
+        let watched = unsafe { far::before(api, context, about, arguments) };
         running = running.or(watched);
     }
     running

@@ -14,7 +14,7 @@ use crate::serve::pinned;
 use crate::tiers;
 use crate::watch::arguments::{self, Reader};
 use crate::watch::capture;
-use crate::watch::context::{self, Counters};
+use crate::watch::context::{self, Context, Counters};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
 use gpupool_cuda::{self as cuda, CuResult};
 use gpupool_interpose::Api;
@@ -26,8 +26,14 @@ pub type Before = Option<&'static Counters>;
 /// Before the call. Always inlined, so that the rows ask the loader only once where this thread's variables lie.
 #[inline(always)]
 pub fn before(api: Api) -> Before {
+    context(api).map(|context| context.usage())
+}
+
+/// The context that is current before the call.
+#[inline(always)]
+pub fn context(api: Api) -> Option<Context> {
     match cuda::at_hand().map(context::glance) {
-        Some(Ok(context)) => context.map(|context| context.usage()),
+        Some(Ok(context)) => context,
         Some(Err(())) | None => look(api),
     }
 }
@@ -35,10 +41,10 @@ pub fn before(api: Api) -> Before {
 /// The first of a thread in its context, which may have to be noted first: that takes a lock, allocates, asks the driver,
 /// logs and may fail.
 #[cold]
-fn look(api: Api) -> Before {
+fn look(api: Api) -> Option<Context> {
     let mut found = None;
     process::contained(api, || {
-        found = context::driver().and_then(context::current).map(|context| context.usage());
+        found = context::driver().and_then(context::current);
     });
     found
 }

@@ -143,11 +143,12 @@ macro_rules! trampoline {
             unsafe extern "C-unwind" fn looked_at($($p: $t),*) -> CuResult {
                 let real = real_function!($name($($t),*));
                 let is_ours = run::takes_part(Api(stringify!($name))) && guard::is_outside();
+                let context = if is_ours { super::submit::context(Api(stringify!($name))) } else { None };
                 // In front of the gate, which this thread may close to move what it is about to use.
                 // SAFETY: the program passes these arguments to the driver with this very call.
-                let running = if is_ours { unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) } } else { None };
+                let running = if is_ours { unsafe { super::launch::$body(Api(stringify!($name)), context, $($a),*) } } else { None };
                 let passed = enter!($name: launch::$body);
-                let before = is_ours.then(|| super::submit::before(Api(stringify!($name))));
+                let before = is_ours.then(|| context.map(|context| context.usage()));
                 submitted::note();
                 // SAFETY: the arguments are the program's own, passed on unchanged.
                 let mut result = unsafe { real($($p),*) };

@@ -2,13 +2,15 @@
 //!
 //! Not seen: pointers that a kernel finds in memory. Launches during a capture are left out, since nothing runs then.
 
-use super::{Home, beside, current_home, graphs, is_ours, now, record, stress, swap, timing};
+use super::{Home, beside, current_home, graphs, home_of, is_ours, now, record, stress, swap, timing};
 use crate::process;
 use crate::watch::arguments::{self, Arguments};
 use crate::watch::capture;
+use crate::watch::context::Context;
 use gpupool_cuda::{Function, GraphExec, Stream};
 use gpupool_interpose::Api;
 use gpupool_tiers::Launch;
+use std::mem::MaybeUninit;
 
 /// Words of one launch that are told; more of them lie in the pool only in tables of tables.
 const MOST: usize = 128;
@@ -60,13 +62,19 @@ impl About {
     }
 }
 
-/// Words that lie in the pool.
-pub(super) struct Words {
-    words: [u64; MOST],
+/// Words that lie in the pool. Most launches have a few, and to clear the room for all would take as long as to look at those.
+struct Words {
+    words: [MaybeUninit<u64>; MOST],
+    /// So many from the first one on are written.
     count: usize,
 }
 
 impl Words {
+    #[inline]
+    fn new() -> Self {
+        Self { words: [const { MaybeUninit::uninit() }; MOST], count: 0 }
+    }
+
     /// A pointer that is passed again, as by itself and in a descriptor of the tensor, is the same operand. Of launches with many
     /// pointers, which are reckoned as a whole in any case, that is not looked for.
     #[inline]
@@ -75,33 +83,35 @@ impl Words {
             return;
         }
         if let Some(place) = self.words.get_mut(self.count) {
-            *place = word;
+            place.write(word);
             self.count += 1;
         }
     }
 
-    pub(super) fn all(&self) -> &[u64] {
-        self.words.get(..self.count).unwrap_or_default()
+    #[inline]
+    fn all(&self) -> &[u64] {
+        // SAFETY: `push` counts a word once it has written it, and no further than there is room.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.count) }
     }
 }
 
-/// Before a launch. What this returns is given to [`after`] behind it.
+/// Before a launch in this context. What this returns is given to [`after`] behind it.
 ///
 /// # Safety
 /// The arguments are those that the program passes to the driver with this function.
-pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<timing::Running> {
+pub unsafe fn before(api: Api, context: Context, about: About, arguments: Arguments) -> Option<timing::Running> {
     // SAFETY: as for this function.
-    beside(api, || unsafe { look(api, about, arguments) })
+    beside(api, || unsafe { look(api, context, about, arguments) })
 }
 
 /// # Safety
 /// As for [`before`].
 #[inline]
-unsafe fn look(api: Api, about: About, arguments: Arguments) -> Option<timing::Running> {
-    let home = current_home()?;
+unsafe fn look(api: Api, context: Context, about: About, arguments: Arguments) -> Option<timing::Running> {
+    let home = home_of(context)?;
     let function = about.function?;
     let layout = arguments::known(function).or_else(|| learn(api, home, function))?;
-    let mut words = Words { words: [0; MOST], count: 0 };
+    let mut words = Words::new();
     let mut shape = Shape::of(about.grid);
     // SAFETY: as for this function, and the layout is that of the program's function.
     unsafe {
@@ -122,10 +132,10 @@ unsafe fn look(api: Api, about: About, arguments: Arguments) -> Option<timing::R
 /// What graphs are called among the functions.
 const GRAPH: u64 = u64::MAX - 1;
 
-/// Before the launch of a graph: one of all that its kernels are given.
-pub fn before_graph(api: Api, exec: GraphExec, stream: Stream) -> Option<timing::Running> {
+/// Before the launch of a graph in this context: one of all that its kernels are given.
+pub fn before_graph(api: Api, context: Context, exec: GraphExec, stream: Stream) -> Option<timing::Running> {
     beside(api, || {
-        let home = current_home()?;
+        let home = home_of(context)?;
         let words = graphs::words(exec)?;
         if capture::under_way() {
             return None;
@@ -148,7 +158,9 @@ fn told(
     }
     #[cfg(test)]
     plant::panic();
-    let asks = launch.ask || launch.time_it || launch.tell_time || stress::is_on();
+    // Of what is wanted to be timed but for little, most cannot be paid for.
+    let times = launch.time_it && (launch.hear_it || home.timing.may_begin(launch.id));
+    let asks = launch.ask || times || launch.tell_time || stress::is_on();
     let asks = asks || (about.is_plain && home.progress.is_due(launch.id));
     if asks { act(api, home, about, launch, words) } else { None }
 }
@@ -225,7 +237,7 @@ pub(super) fn cycle_ended(home: &Home) {
 pub fn after(api: Api, running: timing::Running) {
     process::contained(api, || {
         let awaited = running.is_awaited.then_some(running.launch);
-        timing::end(running);
+        timing::end(*running);
         if let Some(launch) = awaited
             && let Some(home) = current_home()
         {
@@ -255,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_pointer_that_is_passed_again_is_one_operand() {
-        let mut words = Words { words: [0; MOST], count: 0 };
+        let mut words = Words::new();
         // A product of matrices: each of them by its pointer, in a descriptor for loads, and in one for stores.
         for word in [0x1000, 0x2000, 0x3000, 0x1000, 0x2000, 0x3000, 0x3000, 0x4000, 0x1000, 0x4000] {
             words.push(word);

@@ -38,7 +38,7 @@ use crate::clock::monotonic_nanoseconds as now;
 use crate::serve::handles;
 use crate::serve::memory::{self, Hearer};
 use crate::watch::arguments::{self, Reader};
-use crate::watch::context;
+use crate::watch::context::{self, Context};
 use crate::{live, process};
 use gpupool_config::{Mode, Move};
 use gpupool_cuda::{self as cuda, Device, Driver, Physical};
@@ -141,7 +141,13 @@ pub fn is_placed(address: u64, bytes: u64) -> bool {
 /// The tiers of the GPU whose context is current on this thread.
 fn current_home() -> Option<&'static Home> {
     let context = cuda::at_hand().and_then(|driver| context::glance(driver).ok().flatten());
-    home(context?.device.ordinal())
+    home_of(context?)
+}
+
+/// The tiers of this context's GPU.
+#[inline]
+fn home_of(context: Context) -> Option<&'static Home> {
+    home(context.device.ordinal())
 }
 
 /// The part of the time that moves may take, in thousandths. The ranks of a job wait for each other, so the share is the job's.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// What should lie between two events, nanoseconds.
 const APART: u64 = 1_000_000;
-/// Launches between two events, at most.
-const MOST: u64 = 64;
+/// Launches between two events, at most: where they take four microseconds.
+const MOST: u64 = 256;
 /// Launches of which nothing is known are taken to be so long, nanoseconds.
 const UNKNOWN: u64 = APART / 16;
 /// The same, however long launches were.
@@ -90,7 +90,9 @@ mod tests {
         (0..9).for_each(|_| progress.waited(false));
         assert_eq!((progress.launches_apart(), progress.still()), (16, STILL));
         progress.took(10_000);
-        assert_eq!((progress.launches_apart(), progress.still()), (MOST, STILL), "short launches");
+        assert_eq!((progress.launches_apart(), progress.still()), (64, STILL), "short launches");
+        (0..100).for_each(|_| progress.took(1_000));
+        assert_eq!((progress.launches_apart(), progress.still()), (256, STILL), "launches that take next to nothing");
         for _ in 0..100 {
             progress.took(12_000_000);
         }

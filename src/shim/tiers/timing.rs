@@ -37,8 +37,10 @@ const HEARING: u64 = 10_000_000;
 /// So many such waits in a row in vain are the last ones.
 const IN_VAIN: u32 = 3;
 
-/// A launch with an event in front of it.
-pub struct Running {
+/// A launch with an event in front of it. One pointer on the way of those that have none: there are hundreds of them for each that has one.
+pub type Running = Box<Begun>;
+
+pub struct Begun {
     timing: &'static Timing,
     driver: &'static Driver,
     /// The number of the context that the events belong to.
@@ -52,9 +54,24 @@ pub struct Running {
     pub(super) is_awaited: bool,
 }
 
-/// The events there are, for one reader of times, and how often one was waited for in vain.
+/// The events there are, for one reader of times.
 #[derive(Default)]
-pub struct Timing(Mutex<Timers>, AtomicU32);
+pub struct Timing {
+    timers: Mutex<Timers>,
+    /// How often one was waited for in vain.
+    in_vain: AtomicU32,
+    /// The launch before which no pair can be paid ([`Timers::rests`]).
+    again: AtomicU64,
+}
+
+impl Timing {
+    /// Whether there may be a pair around this launch, as far as a look at a number tells: of short launches every third may be worth a time, and one of some
+    /// hundred gets one.
+    #[inline]
+    pub fn may_begin(&self, launch: u64) -> bool {
+        launch >= self.again.load(Ordering::Relaxed)
+    }
+}
 
 /// Around the launch with this number; its time is not known yet.
 struct Pending {
@@ -80,9 +97,26 @@ struct Timers {
     /// What pairs may take, nanoseconds, as of this time.
     purse: i64,
     filled: u64,
+    /// The launch that asked last, and when.
+    asked: (u64, u64),
 }
 
+/// Launches that pass until it is looked again whether a pair can be paid, at most: what comes then may take longer than what came.
+const MOST_RESTS: u64 = 64;
+
 impl Timers {
+    /// A launch asks for a pair. How many launches need not, where there is nothing to pay it from: half of those that pass until there is, if they go on to come as
+    /// since the last one that asked.
+    fn rests(&mut self, launch: u64, now: u64) -> Option<u64> {
+        let (last, then) = std::mem::replace(&mut self.asked, (launch, now));
+        if self.pays(now) {
+            return None;
+        }
+        let apart = now.saturating_sub(then) / launch.saturating_sub(last).max(1);
+        let lacks = (PAIR - self.purse).max(0) as u64 * ONE_OF;
+        Some((lacks / 2 / apart.max(1)).min(MOST_RESTS))
+    }
+
     /// Whether there may be another pair now, which is paid for then.
     fn pays(&mut self, now: u64) -> bool {
         let more = now.saturating_sub(std::mem::replace(&mut self.filled, now)) / ONE_OF;
@@ -104,8 +138,12 @@ pub(super) fn begin(timing: &'static Timing, driver: &'static Driver, launch: u6
     }
     let began = now();
     let kept = {
-        let mut timers = timing.0.lock();
-        if timers.pending.len() >= MOST || !timers.pays(began) {
+        let mut timers = timing.timers.lock();
+        if timers.pending.len() >= MOST {
+            return None;
+        }
+        if let Some(rests) = timers.rests(launch, began) {
+            timing.again.store(launch + 1 + rests, Ordering::Relaxed);
             return None;
         }
         let at = timers.idle.iter().position(|(of, _)| *of == owner);
@@ -118,10 +156,10 @@ pub(super) fn begin(timing: &'static Timing, driver: &'static Driver, launch: u6
     };
     // SAFETY: the events are of the current context, in which the program is about to launch on this stream.
     if !unsafe { timer.begin(driver, stream) }.is_ok() {
-        timing.0.lock().idle.push((owner, timer));
+        timing.timers.lock().idle.push((owner, timer));
         return None;
     }
-    Some(Running { timing, driver, owner, timer, stream, launch, began, is_awaited: false })
+    Some(Box::new(Begun { timing, driver, owner, timer, stream, launch, began, is_awaited: false }))
 }
 
 /// Puts an event on a stream of the current context, among the program's work ([`super::progress`]).
@@ -130,7 +168,7 @@ pub(super) fn mark(home: &Home, stream: Stream) {
         return;
     };
     let kept = {
-        let mut timers = home.timing.0.lock();
+        let mut timers = home.timing.timers.lock();
         let at = timers.idle_marks.iter().position(|(of, _)| *of == owner);
         match at {
             Some(at) => Some(timers.idle_marks.swap_remove(at)),
@@ -142,14 +180,14 @@ pub(super) fn mark(home: &Home, stream: Stream) {
     let Some(mark) = kept.map(|(_, mark)| mark).or_else(|| home.driver.milestone().ok()) else { return };
     // SAFETY: the event is of the current context, in which the program is about to launch on this stream.
     let _ = unsafe { mark.put(home.driver, stream) };
-    home.timing.0.lock().marks.push_back((owner, mark));
+    home.timing.timers.lock().marks.push_back((owner, mark));
 }
 
 /// How many of the events among the current context's work have passed so far.
 pub(super) fn passed(home: &Home) -> u64 {
     let Some(owner) = context::current(home.driver).map(|context| context.id) else { return 0 };
     let ended = ENDED.load(Ordering::Acquire);
-    let mut marks = std::mem::take(&mut home.timing.0.lock().marks);
+    let mut marks = std::mem::take(&mut home.timing.timers.lock().marks);
     let _relaxed = home.driver.relax();
     let (mut done, mut not_yet) = (Vec::new(), 0);
     marks.retain(|(of, mark)| {
@@ -161,7 +199,7 @@ pub(super) fn passed(home: &Home) -> u64 {
         }
         !has_passed
     });
-    let mut timers = home.timing.0.lock();
+    let mut timers = home.timing.timers.lock();
     timers.passed += done.len() as u64;
     if ENDED.load(Ordering::Acquire) == ended {
         timers.idle_marks.append(&mut done);
@@ -173,13 +211,13 @@ pub(super) fn passed(home: &Home) -> u64 {
 }
 
 /// Behind that launch.
-pub(super) fn end(running: Running) {
-    let Running { timing, driver, owner, timer, stream, launch, began, .. } = running;
+pub(super) fn end(running: Begun) {
+    let Begun { timing, driver, owner, timer, stream, launch, began, .. } = running;
     let between = now().saturating_sub(began);
     let _relaxed = driver.relax();
     // SAFETY: the launch has just been made on this stream, in the context of the events.
     let recorded = unsafe { timer.end(driver, stream) };
-    let mut timers = timing.0.lock();
+    let mut timers = timing.timers.lock();
     if recorded.is_ok() {
         timers.pending.push_back(Pending { owner, timer, launch, between });
     } else {
@@ -207,19 +245,19 @@ pub(super) fn gather(home: &Home) {
 /// Waits until the time of this launch was told, but no longer than [`HEARING`]: what is in front of it may be much, and a kernel may wait for this very thread. After
 /// [`IN_VAIN`] such waits in a row without an answer nobody waits any more.
 pub(super) fn hear(home: &Home, launch: u64) {
-    if home.timing.1.load(Ordering::Relaxed) >= IN_VAIN {
+    if home.timing.in_vain.load(Ordering::Relaxed) >= IN_VAIN {
         return;
     }
-    let is_open = || home.timing.0.lock().pending.iter().any(|one| one.launch == launch);
+    let is_open = || home.timing.timers.lock().pending.iter().any(|one| one.launch == launch);
     let until = now() + HEARING;
     loop {
         gather(home);
         if !is_open() {
-            home.timing.1.store(0, Ordering::Relaxed);
+            home.timing.in_vain.store(0, Ordering::Relaxed);
             return;
         }
         if now() > until {
-            home.timing.1.fetch_add(1, Ordering::Relaxed);
+            home.timing.in_vain.fetch_add(1, Ordering::Relaxed);
             return;
         }
         std::thread::yield_now();
@@ -228,12 +266,12 @@ pub(super) fn hear(home: &Home, launch: u64) {
 
 /// Tells of those that are timed for one reader, in nanoseconds, or none where nobody will ever know.
 pub(super) fn gather_of(timing: &Timing, driver: &Driver, mut tell: impl FnMut(u64, Option<f64>)) {
-    if timing.0.lock().pending.is_empty() {
+    if timing.timers.lock().pending.is_empty() {
         return;
     }
     let Some(owner) = context::current(driver).map(|context| context.id) else { return };
     let ended = ENDED.load(Ordering::Acquire);
-    let mut pending = std::mem::take(&mut timing.0.lock().pending);
+    let mut pending = std::mem::take(&mut timing.timers.lock().pending);
     let _relaxed = driver.relax();
     let (mut known, mut not_yet) = (Vec::new(), 0);
     pending.retain(|one| {
@@ -250,7 +288,7 @@ pub(super) fn gather_of(timing: &Timing, driver: &Driver, mut tell: impl FnMut(u
         !is_known
     });
     if ENDED.load(Ordering::Acquire) == ended {
-        let mut timers = timing.0.lock();
+        let mut timers = timing.timers.lock();
         timers.idle.extend(known.iter().map(|(timer, ..)| (owner, *timer)));
         // What was begun meanwhile is newer.
         pending.append(&mut timers.pending);
@@ -277,7 +315,7 @@ impl Observer for OfContexts {
     fn ended(&self, id: u64) -> usize {
         let homes = super::HOMES.iter().filter_map(once_cell::race::OnceBox::get);
         for timing in homes.map(|home| &home.timing).chain(super::far::timings()) {
-            let mut timers = timing.0.lock();
+            let mut timers = timing.timers.lock();
             timers.pending.retain(|pending| pending.owner != id);
             timers.idle.retain(|(owner, _)| *owner != id);
             timers.marks.retain(|(owner, _)| *owner != id);
@@ -301,6 +339,19 @@ mod tests {
         assert_eq!(at_once, (SAVED / PAIR) as usize);
         let later = (1..=100_000).filter(|microseconds| timers.pays(start + microseconds * 1000)).count();
         assert!((160..=167).contains(&later), "{later} pairs in 100 ms");
+    }
+
+    #[test]
+    fn who_cannot_pay_a_pair_asks_again_about_when_it_can() {
+        let spent = || Timers { purse: 0, filled: 1_000_000_000, asked: (100, 1_000_000_000), ..Timers::default() };
+        // A pair is earned in 600 µs.
+        assert_eq!(spent().rests(101, 1_000_040_000), Some(7), "launches 40 µs apart: half of 14");
+        assert_eq!(spent().rests(200, 1_000_100_000), Some(MOST_RESTS), "1 µs apart");
+        assert_eq!(spent().rests(101, 1_000_500_000), Some(0), "a long one: the next may be paid");
+        assert_eq!(spent().rests(101, 1_000_700_000), None, "it is paid");
+        let timing = Timing::default();
+        timing.again.store(8, Ordering::Relaxed);
+        assert!(!timing.may_begin(7) && timing.may_begin(8));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! reckoned), and what is said of it ([`told`]).
 //!
 //! One launch of 64 is looked at, in steps of chance, so that no loop is always met at the same place; the first ones are looked at more
-//! often. Nothing of it happens before the first block of a GPU lies elsewhere; from then on a launch counts down a number of its
+//! often, and where launches follow each other so closely that the looks would take more than a small part of the time, fewer. Nothing of it happens before the first block of a GPU lies elsewhere; from then on a launch counts down a number of its
 //! thread's own.
 
 mod ledger;
@@ -17,8 +17,9 @@ use crate::backing::open::Opened;
 use crate::process;
 use crate::serve::handles::by_hand;
 use crate::watch::arguments::{self, Arguments, Reader};
-use crate::watch::{capture, context, site};
-use gpupool_cuda::{self as cuda, Driver};
+use crate::watch::context::Context;
+use crate::watch::{capture, site};
+use gpupool_cuda::Driver;
 use gpupool_events::Site;
 use gpupool_interpose::Api;
 use gpupool_pool::{Allocation, Block, Place};
@@ -34,6 +35,11 @@ static WATCHES: [OnceBox<Watch>; GPUS] = [const { OnceBox::new() }; GPUS];
 
 /// Launches that are looked at one by one, and as many again of which one of four is.
 const EAGER: u64 = 64;
+/// Of launches after those one of so many is looked at, in the mean; and of short ones, one of so many at least.
+const USUAL: u64 = 64;
+const RARE: u64 = 256;
+/// Looks may take one of so many nanoseconds, as far as that leaves enough of them.
+const ONE_OF: u64 = 200;
 /// Pointers by which operands within large blocks are told apart.
 const POINTERS: usize = 1 << 14;
 /// Words of one launch that are looked at.
@@ -134,49 +140,58 @@ thread_local! {
     static LEFT: Cell<u32> = const { Cell::new(0) };
     /// Launches that the next one stands for.
     static WEIGHT: Cell<u32> = const { Cell::new(1) };
+    /// When the last one was looked at, nanoseconds.
+    static LOOKED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The gap to the next launch that is looked at, of this thread.
-fn gap(samples: u64) -> u32 {
+/// How many launches there should be for one look, in the mean, where the last look took so long and the last so many launches so long.
+fn launches_for_a_look(took: u64, launches: u32, nanoseconds: u64) -> u64 {
+    let apart = nanoseconds / u64::from(launches.max(1));
+    (took.saturating_mul(ONE_OF) / apart.max(1)).clamp(USUAL, RARE)
+}
+
+/// The gap to the next launch that is looked at, of this thread; of many looks, so large in the mean.
+fn gap(samples: u64, mean: u64) -> u32 {
     static STATE: AtomicU64 = AtomicU64::new(0);
     match samples {
         0..EAGER => 1,
         EAGER..128 => 4,
-        // 64 in the mean. A multiplicative generator: the upper bits of its product are well spread.
+        // A multiplicative generator: the upper bits of its product are well spread.
         _ => {
             let state = STATE.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed);
-            1 + ((state.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) % 127) as u32
+            1 + ((state.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) % (2 * mean - 1)) as u32
         }
     }
 }
 
-/// Before a launch. What this returns is given to [`super::launch::after`] behind it.
+/// Whether this thread's next launch is one of those that are looked at. Asked once before each.
+#[inline]
+pub fn is_due() -> bool {
+    let left = LEFT.get();
+    LEFT.set(left.saturating_sub(1));
+    left == 0
+}
+
+/// Before such a launch in this context. What this returns is given to [`super::launch::after`] behind it.
 ///
 /// # Safety
 /// The arguments are those that the program passes to the driver with this function.
-#[inline]
-pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<Running> {
-    let left = LEFT.get();
-    if left > 0 {
-        LEFT.set(left - 1);
-        return None;
-    }
-    // SAFETY: as for this function.
-    unsafe { look(api, about, arguments) }
-}
-
 #[cold]
-unsafe fn look(api: Api, about: About, arguments: Arguments) -> Option<Running> {
+pub unsafe fn before(api: Api, context: Context, about: About, arguments: Arguments) -> Option<Running> {
     let weight = WEIGHT.get();
-    let current = cuda::at_hand().and_then(|driver| context::glance(driver).ok().flatten());
-    let watch = current.and_then(|context| self::watch(context.device.ordinal()));
-    let gap = gap(watch.map_or(0, |watch| watch.samples.fetch_add(1, Relaxed)));
+    let began = now();
+    let since = began.saturating_sub(LOOKED.replace(began));
+    let watch = watch(context.device.ordinal());
+    let running = watch.filter(|_| !capture::under_way()).and_then(|watch| {
+        // SAFETY: as for this function.
+        let look = || unsafe { watch.look(api, about, arguments, weight) };
+        process::contained(api, look).flatten()
+    });
+    let mean = launches_for_a_look(now().saturating_sub(began), weight, since);
+    let gap = gap(watch.map_or(0, |watch| watch.samples.fetch_add(1, Relaxed)), mean);
     WEIGHT.set(gap);
     LEFT.set(gap - 1);
-    let watch = watch.filter(|_| !capture::under_way())?;
-    // SAFETY: as for this function.
-    let look = || unsafe { watch.look(api, about, arguments, weight) };
-    process::contained(api, look).flatten()
+    running
 }
 
 impl Watch {
@@ -289,5 +304,25 @@ impl Watch {
     /// Takes the times in that are known by now.
     fn gather(&self) {
         timing::gather_of(&self.timing, self.driver, |id, ns| self.ledger.lock().timed(id, ns));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_that_follow_each_other_closely_are_looked_at_less_often() {
+        assert_eq!(launches_for_a_look(4_000, 64, 64 * 20_000), USUAL, "20 µs apart");
+        assert_eq!(launches_for_a_look(4_000, 64, 64 * 5_000), 160, "5 µs apart: a two hundredth of the time");
+        assert_eq!(launches_for_a_look(4_000, 64, 64 * 500), RARE, "half a microsecond apart");
+        assert_eq!(launches_for_a_look(9_000_000, 64, 64 * 500), RARE, "and however long one look took");
+        for mean in [USUAL, 160, RARE] {
+            let gaps: Vec<u32> = (0..4000).map(|_| gap(128, mean)).collect();
+            assert!(gaps.iter().all(|gap| (1..2 * mean).contains(&u64::from(*gap))));
+            let all: u64 = gaps.iter().map(|gap| u64::from(*gap)).sum();
+            assert!((all / 4000).abs_diff(mean) < mean / 16, "{all} in 4000 gaps of {mean}");
+        }
+        assert_eq!([gap(0, RARE), gap(EAGER, RARE)], [1, 4], "the first ones are looked at whatever that takes");
     }
 }
