@@ -2,8 +2,7 @@
 //! prefetch before a launch.
 
 use gpupool_events::Event;
-use harness::{Driver, Output, Run, library};
-use tempfile::TempDir;
+use harness::{Driver, Output, Run, driver_without};
 
 /// Two GPUs of which 240 MiB each lend; a context takes 16 of the first.
 const TWO: &str = "2x256MiB";
@@ -202,23 +201,6 @@ fn advice_that_is_refused_is_told_once_and_harms_nothing() {
     shim.warns("cuMemPrefetchAsync of 224.0 MiB for gpu0 was refused (CUDA_ERROR_UNKNOWN (999))");
     let told = shim.stderr.matches("cuMemAdvise of ").count();
     assert_eq!(told, 1, "{}", shim.stderr);
-}
-
-/// The simulated driver without these exports: under another name they are not found by their own.
-fn driver_without(names: &[&str]) -> std::io::Result<TempDir> {
-    let folder = tempfile::tempdir()?;
-    let mut bytes = std::fs::read(library("libsimcuda.so"))?;
-    for name in names {
-        let (name, mut at) = (format!("\0{name}\0").into_bytes(), 0);
-        let mut found = 0;
-        while let Some(next) = bytes[at..].windows(name.len()).position(|window| window == name) {
-            bytes[at + next + 1] = b'X';
-            (at, found) = (at + next + 1, found + 1);
-        }
-        assert!(found > 0, "{names:?}");
-    }
-    std::fs::write(folder.path().join("libcuda.so.1"), bytes)?;
-    Ok(folder)
 }
 
 #[test]

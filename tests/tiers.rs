@@ -2,7 +2,7 @@
 
 use gpupool_events::Event;
 use gpupool_metrics::{Counter, Snapshot};
-use harness::{Build, Output, Run, Running, eventually, page_of};
+use harness::{Build, Driver, Output, Run, Running, driver_without, eventually, page_of};
 use std::collections::BTreeMap;
 
 /// Two GPUs, of the first of which the program may have less than it asks for.
@@ -67,6 +67,23 @@ fn what_is_read_again_and_again_comes_near() {
     // Two arrays of eight are far, at a twelfth of the speed. One that comes near takes a third off the whole round.
     let fastest = near.iter().copied().fold(f64::INFINITY, f64::min);
     assert!(fastest < 0.75 * far[0], "{far:?} against {near:?}");
+}
+
+/// The driver takes long to make memory of the host, so no launch waits for that.
+#[test]
+fn memory_of_the_host_that_moves_need_is_made_beside_the_program() {
+    let run = crowded("rotation", &format!("8 8 6000 {ROUNDS}"), "auto").sim("1x2GiB").env("SIMCUDA_CONTEXT_MIB", "0");
+    let output = run.env("GPUPOOL_LIMIT", "0:50MiB").go();
+    output.succeeds().prints(&sums_and_arrays());
+    let of = |text: &str| output.records.iter().position(|record| record.message.contains(text));
+    let waits = of("nothing moved for GPU 0: memory of the host is made for it first, beside the program");
+    let made = of("memory of the host for a move of 8.0 MiB was made beside the program");
+    // How soon the other thread has a processor is chance; nothing moves before.
+    let came = of("8.0 MiB came near").unwrap_or(usize::MAX);
+    assert!(
+        waits.is_some() && waits < made.or(Some(came)) && made.unwrap_or(came) <= came,
+        "{waits:?}, {made:?}, {came}"
+    );
 }
 
 /// Memory that the program makes by `cuMemCreate`, as PyTorch's expandable segments (`segments`) and JAX's arena do.
@@ -225,6 +242,62 @@ fn nothing_moves_where_quiet_cannot_be_proven_and_that_is_told_once() {
     }
 }
 
+/// What `rotation` was kept from moving by, told in one line, where memory would have come near otherwise.
+#[track_caller]
+fn nothing_moves(run: Run, why: &str) {
+    let output = run.env("GPUPOOL_LIMIT", "0:50MiB").go();
+    output.succeeds().prints(&sums_and_arrays());
+    output.warns(why);
+    assert_eq!(swapped(&output), (0, 0), "{why}");
+    assert_eq!(output.stderr.matches("memory stays where it is in this process").count(), 1, "{}", output.stderr);
+}
+
+fn rotated() -> Run {
+    crowded("rotation", &format!("8 8 6000 {ROUNDS}"), "auto")
+}
+
+#[test]
+fn nothing_moves_where_other_processes_share_the_contexts_and_that_is_told_once() {
+    nothing_moves(rotated().env("SIMCUDA_MPS", "on"), "other processes share the context of GPU 0 (MPS)");
+}
+
+/// `cuCtxRecordEvent` came with CUDA 12.5, `cuFuncGetParamInfo` with 12.4.
+#[test]
+fn nothing_moves_with_a_driver_that_is_too_old_and_that_is_told_once() {
+    for (version, lacks) in
+        [("12040", &["cuCtxRecordEvent"][..]), ("12030", &["cuCtxRecordEvent", "cuFuncGetParamInfo"])]
+    {
+        let driver = driver_without(lacks).unwrap();
+        let run = rotated().driver(Driver::In(driver.path().to_owned())).env("SIMCUDA_DRIVER", version);
+        nothing_moves(run, "the driver is older than CUDA 12.5");
+    }
+}
+
+#[test]
+fn nothing_moves_under_confidential_computing_and_that_is_told_once() {
+    nothing_moves(rotated().nvml().env("SIMCUDA_CONFIDENTIAL", "on"), "confidential computing is on");
+}
+
+/// `rotation` where the system refuses a command of `membarrier`, or all.
+fn sandboxed(command: &str) -> Run {
+    let run = crowded("sandboxed", command, "auto").arg(built("rotation").path());
+    run.args(&format!("8 8 6000 {ROUNDS}"))
+}
+
+/// `MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED`, which the system says that it has.
+#[test]
+fn nothing_moves_where_the_system_refuses_the_barrier_and_that_is_told_once() {
+    nothing_moves(sandboxed("16"), "the system refused membarrier(PRIVATE_EXPEDITED)");
+}
+
+/// Where there is no barrier at all every thread makes its own.
+#[test]
+fn memory_comes_near_where_the_system_has_no_barrier_as_well() {
+    let output = sandboxed("-1").env("GPUPOOL_LIMIT", "0:50MiB").go();
+    output.succeeds().prints(&sums_and_arrays());
+    assert!(swapped(&output).0 > 0, "{}", output.stderr);
+}
+
 /// The copies of such a move are ours, and no work that passed the gate.
 #[test]
 fn what_is_moved_by_hand_beside_other_moves_is_not_taken_for_work_past_the_hooks() {
@@ -363,6 +436,80 @@ fn a_fault_at_any_call_while_the_programs_own_memory_moves_loses_nothing() {
     let step = (calls / 300).max(11) as usize;
     for nth in (1..=calls.min(60)).chain((61..=calls).step_by(step)) {
         run(nth).succeeds().prints("0 wrong\n");
+    }
+}
+
+/// Two arrays, one of which has room on the first GPU, that swap with another GPU or the host while faults strike.
+fn moved_faults(gpus: &str, host: &str, arguments: &str) -> Output {
+    let run = crowded("moved_faults", arguments, "stress").sim(gpus).env("SIMCUDA_CONTEXT_MIB", "0");
+    run.env("GPUPOOL_LIMIT", "0:24MiB").env("GPUPOOL_HOST_LIMIT", host).go()
+}
+
+/// The first call that was not struck; each that was left everything in order, and the program went on.
+#[track_caller]
+fn swept_to(output: &Output) -> u64 {
+    let (next, rest) = output.succeeds().stdout.split_once('\n').unwrap_or_else(|| output.fail("too little was said"));
+    assert_eq!(rest, "later: 0 wrong, 0 misplaced, kernels found 0\nleft: 0 handles, 0 mapped\n", "{}", output.stdout);
+    next.strip_prefix("next: ").and_then(|next| next.parse().ok()).unwrap_or_else(|| output.fail("something was lost"))
+}
+
+/// Bytes that left without a copy.
+fn left_as_they_came(output: &Output) -> u64 {
+    output
+        .picked(|event| match event {
+            Event::TierSwap(swap) => Some(swap.as_it_came),
+            _ => None,
+        })
+        .iter()
+        .sum()
+}
+
+/// Sweeps a fault over every driver call of a launch that swaps. Some faults end all moves of their process, and the next one goes on behind these.
+#[track_caller]
+fn every_call_of_a_swap_fails_once(gpus: &str, host: &str) {
+    let (mut nth, mut came, mut left, mut same) = (1, 0, 0, 0);
+    loop {
+        let output = moved_faults(gpus, host, &nth.to_string());
+        let next = swept_to(&output);
+        let swapped = swapped(&output);
+        (came, left, same) = (came + swapped.0, left + swapped.1, same + left_as_they_came(&output));
+        if next == nth {
+            break;
+        }
+        nth = next;
+    }
+    assert!(nth > 40, "a swap takes more than {nth} calls of the driver");
+    assert!(came > 0 && left > 0 && same > 0, "{came} bytes came, {left} left, {same} of these as they came");
+}
+
+#[test]
+fn a_fault_at_any_call_of_a_swap_with_another_gpu_leaves_every_byte_where_it_was_or_should_be() {
+    every_call_of_a_swap_fails_once("2x2GiB", "0");
+}
+
+#[test]
+fn a_fault_at_any_call_of_a_swap_with_the_host_leaves_every_byte_where_it_was_or_should_be() {
+    every_call_of_a_swap_fails_once("1x2GiB", "1GiB");
+}
+
+/// Every way to a digest fails once: its kernel is not made, not loaded, has no room for its sums, or is not run (the program launches a kernel of its own, too).
+#[test]
+fn where_what_has_changed_cannot_be_known_everything_is_copied() {
+    for (call, is_for_good) in [
+        ("cuLinkCreate", true),
+        ("cuLinkAddData", true),
+        ("cuLinkComplete", true),
+        ("cuLinkDestroy", false),
+        ("cuMemHostAlloc", true),
+        ("cuModuleLoadData", true),
+        ("cuModuleGetFunction", true),
+        ("cuLaunchKernel", false),
+    ] {
+        let output = moved_faults("2x2GiB", "0", &format!("1 {call}"));
+        let next = swept_to(&output);
+        assert!(next > 1, "{call} was not made");
+        let same = left_as_they_came(&output);
+        assert!(!is_for_good || same == 0, "{call}: {same} bytes left without a copy");
     }
 }
 

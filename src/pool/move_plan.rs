@@ -14,7 +14,7 @@ use crate::schedule::{self, Nearness, Old, Part, Rooms, Source, Stretch};
 use crate::state::{State, bytes_of};
 use crate::sync;
 use crate::under_way::UnderWay;
-use crate::{Claim, Contents, FRAME, Fault, Mover};
+use crate::{Claim, Contents, FRAME, Fault, Mover, Place};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How often a plan is made: an answer about room may be out of date, and freed memory goes home in between.
@@ -44,6 +44,7 @@ impl<B: Mover> Pool<B> {
         &'a self,
         wanted: &[Wanted],
         waits: bool,
+        makes: &dyn Fn(Place, u64) -> bool,
         under_way: &mut Option<UnderWay<'a, B>>,
     ) -> Result<Plan<B::Handle>, MoveError<B::Error>> {
         if waits {
@@ -52,6 +53,11 @@ impl<B: Mover> Pool<B> {
         let mut attempts = ATTEMPTS;
         loop {
             let mut plan = self.plan(wanted, waits, under_way, &mut attempts)?;
+            let is_wanted = |(id, bytes): (PlaceId, u64)| makes(self.accounts.place(id), bytes);
+            if !plan.unmade().into_iter().all(is_wanted) {
+                self.finish(plan, wanted, false);
+                return Err(MoveError::NotNow);
+            }
             let Err((id, created, cause)) = self.gather(&mut plan, wanted) else { return Ok(plan) };
             let full = !matches!(cause, Cause::Failed(_));
             {

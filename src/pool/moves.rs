@@ -40,7 +40,7 @@ impl<B: Mover> Pool<B> {
     /// # Errors
     /// See [`MoveError`].
     pub fn move_to(&self, address: u64, bytes: u64, place: Place) -> Result<Moved, MoveError<B::Error>> {
-        let done = self.carry_out(&[Wish { address, bytes, to: place }], true, || Some(Promised))?;
+        let done = self.carry_out(&[Wish { address, bytes, to: place }], true, &|_, _| true, || Some(Promised))?;
         match done.cut_short {
             Some(error) => Err(error),
             None => Ok(done.wishes.into_iter().sum()),
@@ -64,7 +64,21 @@ impl<B: Mover> Pool<B> {
         wishes: &[Wish],
         stop: impl FnOnce() -> Option<S>,
     ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
-        self.carry_out(wishes, false, stop)
+        self.carry_out(wishes, false, &|_, _| true, stop)
+    }
+
+    /// The same, but nothing moves ([`MoveError::NotNow`]) where `makes` does not want so many bytes made at a place, which the move needs beside what there
+    /// is. Whoever has a thread to spare makes them by [`Pool::rearrange`] with a `stop` that answers `None`: what that has made serves the next move.
+    ///
+    /// # Errors
+    /// As of [`Pool::rearrange`].
+    pub fn rearrange_if<S: Stopped>(
+        &self,
+        wishes: &[Wish],
+        makes: impl Fn(Place, u64) -> bool,
+        stop: impl FnOnce() -> Option<S>,
+    ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
+        self.carry_out(wishes, false, &makes, stop)
     }
 
     /// Bytes at a place that moves have left and that serve the next one: nothing has to be made for as much, as far as its chunks are of the same sizes.
@@ -78,6 +92,7 @@ impl<B: Mover> Pool<B> {
         &self,
         wishes: &[Wish],
         waits: bool,
+        makes: &dyn Fn(Place, u64) -> bool,
         stop: impl FnOnce() -> Option<S>,
     ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
         // Where all work is waited for, nobody may wait for the move before that is over: a kernel may wait for that very thread.
@@ -88,7 +103,7 @@ impl<B: Mover> Pool<B> {
             Ok(())
         });
         let answer = held.and_then(|()| {
-            let plan = self.prepare(&wanted, waits, &mut under_way)?;
+            let plan = self.prepare(&wanted, waits, makes, &mut under_way)?;
             self.act(plan, &wanted, waits, stop)
         });
         for Wanted { block, record, .. } in &wanted {

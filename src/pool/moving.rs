@@ -72,7 +72,8 @@ pub enum MoveError<E> {
         /// How many.
         missing: u64,
     },
-    /// Nobody can wait now (a stream is being captured), or the program could not be stopped. Nothing moved.
+    /// Nobody can wait now (a stream is being captured), the program could not be stopped, or memory that the move needs is not to be made
+    /// now. Nothing moved.
     NotNow,
     /// Work ran although the program was stopped.
     NotQuiet,
@@ -215,6 +216,13 @@ pub(crate) struct Plan<H> {
 }
 
 impl<H> Plan<H> {
+    /// Bytes that are to be made at each place.
+    pub fn unmade(&self) -> BTreeMap<PlaceId, u64> {
+        let mut all = BTreeMap::new();
+        self.to_make.iter().for_each(|&(place, frames)| *all.entry(place).or_default() += bytes_of(frames));
+        all
+    }
+
     /// Bytes that went where they were already.
     pub fn as_it_came(&self) -> u64 {
         let done = self.waves.iter().filter(|wave| wave.steps.iter().all(|step| step.is_done));

@@ -102,7 +102,7 @@ impl<B: Mover> Pool<B> {
         under_way: &mut Option<UnderWay<'a, B>>,
         stop: &mut impl FnMut() -> Option<S>,
     ) -> Cut<B::Error> {
-        let plan = self.prepare(wanted, false, under_way)?;
+        let plan = self.prepare(wanted, false, &|_, _| true, under_way)?;
         Ok(self.act(plan, wanted, false, stop)?.cut_short)
     }
 

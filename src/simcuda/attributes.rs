@@ -46,7 +46,9 @@ pub fn value(settings: &Settings, index: usize, attribute: c_int) -> Option<c_in
         17 | 18 | 20 | 35 | 84 | 88 | 100 | 101 => 0,
         91 | 113 | 114 | 115 | 120 | 122 | 123 | 125 | 127 | 129 => 1,
         // Stream memory operations of the first kind went away with CUDA 12; sparse arrays and interop are not simulated.
-        92 | 93 | 94 | 96 | 107 | 112 | 117 | 121 | 132 | 133 => 0,
+        92 | 93 | 94 | 96 | 107 | 112 | 117 | 121 | 132 => 0,
+        // MPS_ENABLED.
+        133 => c_int::from(settings.mps),
         118 => 0,
         119 => 1,
         126 => 4,

@@ -34,6 +34,11 @@ pub fn arm(spec: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// How many are left to strike.
+pub fn left() -> u64 {
+    FAULTS.lock().len() as u64
+}
+
 /// Counts a call of `export`; answers the code it has to fail with, if its turn has come.
 pub fn strike(export: &str) -> Option<Code> {
     let mut list = FAULTS.lock();

@@ -24,6 +24,12 @@ pub unsafe extern "C" fn simcuda_fault_arm(spec: In<c_char>) -> c_int {
     }
 }
 
+/// How many of the faults that were armed have not struck yet.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_faults_left() -> u64 {
+    fault::left()
+}
+
 /// Has `act` called once, at the beginning of the next call of `export` on any thread and before its effect: what is between its
 /// caller's last look at something and the call takes as long as a test likes.
 ///

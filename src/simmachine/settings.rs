@@ -32,6 +32,10 @@ pub struct Settings {
     pub concurrent_managed: bool,
     /// Whether atomics of the GPUs on memory of the host are done there, whoever else works on it (`SIMCUDA_HOST_ATOMICS`).
     pub host_atomics: bool,
+    /// Whether an MPS server shares the GPUs' contexts among processes, for the driver to tell (`SIMCUDA_MPS`).
+    pub mps: bool,
+    /// Whether confidential computing is on, for NVML to tell (`SIMCUDA_CONFIDENTIAL`).
+    pub confidential: bool,
     pub faults: String,
     pub report: Option<String>,
     /// Whether memory that is taken from under unfinished work is looked for, and released memory poisoned
@@ -111,6 +115,8 @@ impl Settings {
             rdma: parse(named("SIMCUDA_RDMA", "on"), "on or off", switch)?,
             concurrent_managed: parse(named("SIMCUDA_CONCURRENT_MANAGED", "on"), "on or off", switch)?,
             host_atomics: parse(named("SIMCUDA_HOST_ATOMICS", "on"), "on or off", switch)?,
+            mps: parse(named("SIMCUDA_MPS", "off"), "on or off", switch)?,
+            confidential: parse(named("SIMCUDA_CONFIDENTIAL", "off"), "on or off", switch)?,
             faults: get("SIMCUDA_FAULT").unwrap_or_default(),
             report: get("SIMCUDA_REPORT"),
             strict: parse(named("SIMCUDA_STRICT", "off"), "on or off", switch)?,
@@ -296,6 +302,8 @@ mod tests {
             ("SIMCUDA_VMM", "yes"),
             ("SIMCUDA_CONCURRENT_MANAGED", "1"),
             ("SIMCUDA_HOST_ATOMICS", "1"),
+            ("SIMCUDA_MPS", "1"),
+            ("SIMCUDA_CONFIDENTIAL", "1"),
             ("SIMCUDA_RDMA", "maybe"),
             ("SIMCUDA_STRICT", "very"),
         ] {

@@ -72,6 +72,12 @@ exports! {
     nvmlSystemGetCudaDriverVersion(out: Out<c_int>) { out.set(machine::settings()?.driver) }
     nvmlSystemGetCudaDriverVersion_v2(out: Out<c_int>) { out.set(machine::settings()?.driver) }
 
+    nvmlSystemGetConfComputeState(out: Out<nvmlConfComputeSystemState_t>) {
+        let is_on = c_uint::from(machine::settings()?.confidential);
+        // The environment, the feature, and its tools for developers, which are off.
+        out.set(nvmlConfComputeSystemState_t { environment: 2 * is_on, ccFeature: is_on, devToolsMode: 0 })
+    }
+
     // Which GPUs there are: all of the machine, whatever CUDA_VISIBLE_DEVICES says.
     nvmlDeviceGetCount(out: Out<c_uint>) { out.set(machine::settings()?.gpus.len() as c_uint) }
     nvmlDeviceGetCount_v2(out: Out<c_uint>) { out.set(machine::settings()?.gpus.len() as c_uint) }

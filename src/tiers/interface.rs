@@ -123,6 +123,8 @@ pub struct Swap {
     pub gain_ns: f64,
     /// The launch for which it is made should be timed, whatever was said before: what it gains is only guessed.
     pub time_it: bool,
+    /// It brings back what was near at first and what launches lose by: the sooner the better.
+    pub is_back: bool,
 }
 
 impl Swap {

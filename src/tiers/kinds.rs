@@ -573,6 +573,14 @@ impl Kinds {
         }
     }
 
+    /// It did not.
+    pub fn is_not_tried(&mut self, id: u32, operand: u8) {
+        let index = self.get(id).and_then(|kind| kind.operands);
+        if let Some(operands) = index.and_then(|index| self.operands.get_mut(index as usize)) {
+            operands.is_not_tried(operand);
+        }
+    }
+
     /// What was charged for it on the strength of nothing, as far as that is more than `passes` over what was far.
     fn charged_too_much(&mut self, id: u32, passes: f32, is_measured: bool) -> f32 {
         let Some(kind) = self.get_mut(id) else { return 0.0 };
@@ -892,6 +900,14 @@ impl Kinds {
         let function = self.get(kind).map(|kind| kind.function);
         if let Some(function) = function.and_then(|function| self.functions.get_mut(function as usize)) {
             function.guesses += 1;
+        }
+    }
+
+    /// A move that was to be made on a guess was not made.
+    pub fn not_guessed(&mut self, kind: u32) {
+        let function = self.get(kind).map(|kind| kind.function);
+        if let Some(function) = function.and_then(|function| self.functions.get_mut(function as usize)) {
+            function.guesses = function.guesses.saturating_sub(1);
         }
     }
 

@@ -49,7 +49,8 @@
 //! // carry_out: swap.far leaves, swap.near comes, in one go; whatever happened is told
 //! tiers.placed(range);                                            // each range that lies elsewhere now, whoever moved it
 //! tiers.stayed(range);                                            // each that was to move and did not
-//! tiers.moved(bytes_in, bytes_out, took);
+//! tiers.moved(bytes_in, bytes_out, took, made);                   // what making memory for it took is no part of its price
+//! tiers.not_begun(&swap);                                         // instead, where nothing was tried
 //! if let Some(why) = tiers.stopped() { /* a finding */ }          // after time_is, before and when_idle
 //! ```
 //!

@@ -329,6 +329,13 @@ impl Operands {
         }
     }
 
+    /// It did not.
+    pub fn is_not_tried(&mut self, operand: u8) {
+        if let Some(tries) = self.tries.get_mut(usize::from(operand)) {
+            *tries = tries.saturating_sub(1);
+        }
+    }
+
     /// Passes of each operand; nothing while too little was measured.
     pub fn weights(&self) -> Option<Weights> {
         self.told

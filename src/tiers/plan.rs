@@ -10,7 +10,7 @@
 use crate::extents::Extent;
 use crate::interface::{Range, Swap, Whereabouts};
 use crate::kinds::{self, NONE};
-use crate::tiers::Tiers;
+use crate::tiers::{Guess, Tiers};
 use crate::units::Unit;
 use std::collections::BTreeMap;
 
@@ -130,10 +130,11 @@ impl Tiers {
             let uses = self.kinds.get(id).map_or(&[][..], |kind| &kind.uses);
             let tried = uses.iter().filter(|part| self.kinds.promises(id, part, &self.extents).is_some()).filter(comes);
             let tried: Vec<u8> = tried.filter_map(|part| part.operand).collect();
-            for operand in tried {
+            for operand in &tried {
                 swap.time_it = true;
-                self.kinds.is_tried(id, operand);
+                self.kinds.is_tried(id, *operand);
             }
+            self.guess = swap.time_it.then_some(Guess { kind: id, is_guess, tried });
         }
         swap
     }
@@ -153,7 +154,7 @@ impl Tiers {
         let mut guests = guests.into_iter().peekable();
         let mut out: Vec<Range> = Vec::new();
         let mut room = at.near_room();
-        let mut swap = Swap::default();
+        let mut swap = Swap { is_back: true, ..Swap::default() };
         let others: Vec<kinds::Use> = if all {
             let others = self.extents.live().filter(|(slot, extent)| extent.displaced() > 0 && !is_used(*slot));
             others

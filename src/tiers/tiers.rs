@@ -3,7 +3,7 @@
 use crate::account::Account;
 use crate::cycle::{self, Cycle, HISTORY, SURPRISES};
 use crate::extents::{Extents, Least};
-use crate::interface::{Launch, Ledger, Range, Reader, Settings, Timed, Told, Whereabouts, Why};
+use crate::interface::{Launch, Ledger, Range, Reader, Settings, Swap, Timed, Told, Whereabouts, Why};
 use crate::kinds::{self, COPY, Kinds, Moment, NONE, Worth};
 use crate::links::Links;
 use crate::operands::{self, MOST as MOST_OPERANDS, Passes};
@@ -55,6 +55,16 @@ impl Default for Pending {
     fn default() -> Self {
         Self { launch: u64::MAX, kind: NONE, pass_ns: 0.0, passes: Passes::default(), least: Passes::default() }
     }
+}
+
+/// A swap before a launch of this kind is to find out what that gains.
+#[derive(Debug)]
+pub(crate) struct Guess {
+    pub kind: u32,
+    /// Nothing was measured of it near.
+    pub is_guess: bool,
+    /// Operands of which it is not known how often they are read.
+    pub tried: Vec<u8>,
 }
 
 /// What moves took beside what they were reckoned with.
@@ -124,6 +134,8 @@ pub struct Tiers {
     /// The last launch and what the account was told of it, and whether something was moved for it since.
     last: (u32, Worth),
     moved_for_last: bool,
+    /// What the last swap before a launch was to find out, if anything.
+    pub(crate) guess: Option<Guess>,
     /// What moves now moves in front of the last launch, and not behind it.
     pub(crate) moves_for_last: bool,
     /// When the last launch's kind was launched before.
@@ -182,6 +194,7 @@ impl Tiers {
             learnt: 0,
             last: (NONE, Worth::default()),
             moved_for_last: false,
+            guess: None,
             moves_for_last: false,
             previous: None,
             noted: 0,
@@ -229,6 +242,20 @@ impl Tiers {
         self.extents.stayed(range, self.cycles);
     }
 
+    /// A [`Swap`](crate::Swap) was not begun, for a reason that says nothing of what it names: it is made at a later launch, if it is worth it then. What it was to
+    /// find out is not found out, and was no try.
+    pub fn not_begun(&mut self, swap: &Swap) {
+        if !swap.time_it {
+            return;
+        }
+        if let Some(Guess { kind, is_guess, tried }) = self.guess.take() {
+            if is_guess {
+                self.kinds.not_guessed(kind);
+            }
+            tried.into_iter().for_each(|operand| self.kinds.is_not_tried(kind, operand));
+        }
+    }
+
     /// The parts of a range that are used by themselves, as far as launches have shown, in order of address. What is of no known block is
     /// left out.
     #[must_use]
@@ -237,12 +264,16 @@ impl Tiers {
         extents.map(|extent| extent.range.meet(&range)).collect()
     }
 
-    /// A swap was carried out, or part of it; what it took, in all.
-    pub fn moved(&mut self, bytes_in: u64, bytes_out: u64, took_ns: u64) {
+    /// A swap was carried out, or part of it; what it took, in all, and which part of that was making memory there, as for what leaves first.
+    ///
+    /// That is paid as all else is, and says nothing of what later moves take, which find it made: the driver takes ten times as long to
+    /// make memory of the host as to fill it, and longer still where nobody had touched it. Who reckoned with that for good would move nothing any more.
+    pub fn moved(&mut self, bytes_in: u64, bytes_out: u64, took_ns: u64, made_ns: u64) {
         self.account.spent(took_ns as f64);
         let (_, place) = self.extents.totals();
+        let moving_ns = took_ns.saturating_sub(made_ns) as f64;
         if bytes_in + bytes_out > 0
-            && let Some(times) = self.prices.took(place.unwrap_or(0), bytes_in, bytes_out, took_ns as f64)
+            && let Some(times) = self.prices.took(place.unwrap_or(0), bytes_in, bytes_out, moving_ns)
         {
             self.settings.links = self.prices.told.slowed(times);
             // What bringing each back takes is reckoned anew.
@@ -295,6 +326,7 @@ impl Tiers {
                 *kind = names.get(*kind as usize).copied().unwrap_or(NONE);
             }
             self.last = (NONE, Worth::default());
+            self.guess = None;
             self.built = (u64::MAX, 0);
             self.timeline = Timeline::default();
         }

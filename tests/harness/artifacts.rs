@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::{env, fs, process};
+use std::{env, fs, io, process};
+use tempfile::TempDir;
 
 /// `target/release` or `target/debug`: the folder above the `deps` that this test runs from, or the one that a program of
 /// this package lies in. What lies there was built by
@@ -77,4 +78,21 @@ fn replace_link(target: &Path, link: &Path) {
     if let Err(e) = std::os::unix::fs::symlink(target, &made).and_then(|()| fs::rename(&made, link)) {
         panic!("cannot link {} to {}: {e}", link.display(), target.display());
     }
+}
+
+/// A folder with the simulated driver without these exports, as an older one has them: under another name they are not found by their own.
+pub fn driver_without(names: &[&str]) -> io::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let mut bytes = fs::read(library("libsimcuda.so"))?;
+    for name in names {
+        let (name, mut at) = (format!("\0{name}\0").into_bytes(), 0);
+        let mut found = 0;
+        while let Some(next) = bytes[at..].windows(name.len()).position(|window| window == name) {
+            bytes[at + next + 1] = b'X';
+            (at, found) = (at + next + 1, found + 1);
+        }
+        assert!(found > 0, "{names:?}");
+    }
+    fs::write(folder.path().join("libcuda.so.1"), bytes)?;
+    Ok(folder)
 }

@@ -19,7 +19,7 @@ mod run;
 mod running;
 mod traced;
 
-pub use artifacts::{artifact_folder, driver_folder, driver_folder_with_nvml, library, repository};
+pub use artifacts::{artifact_folder, driver_folder, driver_folder_with_nvml, driver_without, library, repository};
 pub use compile::{Build, program};
 pub use eventually::eventually;
 pub use output::Output;

@@ -12,6 +12,7 @@
 
 typedef struct {
     int (*arm)(const char *specification);
+    uint64_t (*faults_left)(void);
     void (*before)(const char *call, void (*act)(void));
     void (*after)(const char *call, void (*act)(void));
     uint64_t (*calls)(void);
@@ -28,6 +29,7 @@ static inline Simulator find_simulator(void)
 {
     Simulator s;
     *(void **)&s.arm = dlsym(RTLD_DEFAULT, "simcuda_fault_arm");
+    *(void **)&s.faults_left = dlsym(RTLD_DEFAULT, "simcuda_faults_left");
     *(void **)&s.before = dlsym(RTLD_DEFAULT, "simcuda_before");
     *(void **)&s.after = dlsym(RTLD_DEFAULT, "simcuda_after");
     *(void **)&s.calls = dlsym(RTLD_DEFAULT, "simcuda_calls");

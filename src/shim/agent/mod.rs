@@ -44,6 +44,7 @@ use crate::recall::{self, strangers::Strangers};
 use crate::serve::ipc;
 use crate::serve::memory::idle;
 use crate::suspend;
+use crate::tiers;
 use dormant::Dormant;
 use gpupool_config::Toggle;
 use gpupool_interpose::cancel;
@@ -197,6 +198,7 @@ fn start() -> io::Result<()> {
         std::thread::Builder::new().name(ipc::THREAD.to_owned()).stack_size(STACK).spawn(move || run(&before))?;
         drop(signals);
         *runs = true;
+        tiers::ahead::begin();
     }
     bell::wake();
     Ok(())
@@ -247,7 +249,7 @@ fn run(signals: &libc::sigset_t) {
         pressure: Pressure::new(),
         ..Agent::default()
     };
-    let (mut siblings, mut idle, mut leaving) = (true, Some(()), Some(()));
+    let (mut siblings, mut idle, mut leaving, mut ahead) = (true, Some(()), Some(()), Some(()));
     loop {
         let rung = bell::rung();
         agent.server = agent.server.take().or_else(ipc::take_server);
@@ -265,6 +267,10 @@ fn run(signals: &libc::sigset_t) {
         let dormant = looks(&mut agent.dormant, Dormant::look);
         let health = looks(&mut agent.health, Health::look);
         let pressure = looks(&mut agent.pressure, Pressure::look);
+        looks(&mut ahead, |()| {
+            tiers::ahead::look();
+            None
+        });
         let given = catch_unwind(recall::give::look).unwrap_or(None);
         // What it meets that panics, it meets again.
         siblings = siblings && catch_unwind(recall::siblings::look).is_ok();

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// What [`spent`] answers.
-static SPENT: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
+static SPENT: [AtomicU64; 6] = [const { AtomicU64::new(0) }; 6];
 
 /// What the driver was asked for: for the log, which tells how long the program was stopped for what.
 #[derive(Clone, Copy)]
@@ -32,10 +32,12 @@ pub enum Work {
     Grant,
     /// Looks at what is in memory.
     Digest,
+    /// Making memory, for whatever it is.
+    Make,
 }
 
 /// Nanoseconds that each kind of [`Work`] took so far, in this process, in the order of their names there.
-pub fn spent() -> [u64; 5] {
+pub fn spent() -> [u64; 6] {
     SPENT.each_ref().map(|spent| spent.load(Ordering::Relaxed))
 }
 

@@ -145,7 +145,7 @@ impl Backend for Vmm {
         if place.is_stored() {
             return Ok(NOTHING);
         }
-        self.make(place, bytes)
+        timed(Work::Make, || self.make(place, bytes))
     }
 
     fn release(&self, handle: Self::Handle, place: Place, _: u64) -> Result<(), Fault<CuResult>> {

@@ -15,6 +15,7 @@
 //! returned. Both have the context current that the memory is used in, and both would wait anyway. A thread of ours would have to
 //! stop the program at moments that it knows nothing of, and be waited for when contexts end and the process exits.
 
+pub mod ahead;
 pub mod copies;
 pub mod far;
 pub mod graphs;
@@ -35,6 +36,7 @@ use crate::backing::open::{self, Opened};
 use crate::backing::terms;
 use crate::backing::topology::Topology;
 use crate::clock::monotonic_nanoseconds as now;
+use crate::gate::Reason;
 use crate::serve::handles;
 use crate::serve::memory::{self, Hearer};
 use crate::watch::arguments::{self, Reader};
@@ -206,7 +208,7 @@ fn begin(gpu: u32) {
     let Some(entry) = HOMES.get(gpu as usize) else { return };
     // The driver has to say what the parameters of a kernel are, and when all work of a context is over.
     if !driver.knows_parameters() || !driver.records_contexts() {
-        return;
+        return is_too_old(gpu);
     }
     let home = entry.get_or_init(|| Box::new(Home::new(gpu, opened, driver)));
     let mut tiers = home.tiers.lock();
@@ -219,6 +221,14 @@ fn begin(gpu: u32) {
     own::each_stretch(gpu, |start, bytes| home.tiers.lock().block_began(start, bytes));
     blocks.iter().for_each(|block| record::began(gpu, block.address, block.bytes));
     arguments::begin(Reader::Tiers);
+}
+
+/// Nothing is asked for a move on such a driver, so it is told here.
+fn is_too_old(gpu: u32) {
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    if !IS_TOLD.swap(true, Ordering::Relaxed) {
+        swap::report_off(gpu, &Reason::OldDriver);
+    }
 }
 
 /// The pool, which a program that makes all of its memory itself has not opened yet, and the driver.
@@ -352,7 +362,8 @@ impl Whereabouts for Home {
     }
 
     fn far_room(&self, place: u8) -> u64 {
-        self.places.get(usize::from(place)).map_or(0, |place| self.opened.pool.spare_for_moves(*place))
+        let place = self.places.get(usize::from(place));
+        place.map_or(0, |place| if ahead::serves(*place) { u64::MAX } else { self.opened.pool.spare_for_moves(*place) })
     }
 }
 

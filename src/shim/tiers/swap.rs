@@ -1,8 +1,9 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
 use super::own::{self, Goes};
-use super::{Home, keeps_atomics, now, obstacles, share, stays, timing, totals};
-use crate::backing::{digest, level, mover, residence, terms};
+use super::{Home, ahead, keeps_atomics, now, obstacles, share, stays, timing, totals};
+use crate::backing::mover::{self, Work};
+use crate::backing::{digest, level, residence, terms};
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::serve::memory::labels;
 use crate::serve::memory::places;
@@ -26,6 +27,8 @@ pub enum Why {
     Launch,
     /// The program has waited, and what is used most comes near.
     Idle,
+    /// What launches lose by comes back.
+    Back,
     /// Every launch moves something.
     Stress,
 }
@@ -33,7 +36,7 @@ pub enum Why {
 impl Why {
     fn word(self) -> &'static str {
         match self {
-            Self::Launch => "launch",
+            Self::Launch | Self::Back => "launch",
             Self::Idle => "idle",
             Self::Stress => "stress",
         }
@@ -91,13 +94,18 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     if capture::has_graphs() && why != Why::Stress {
         return report_graphs();
     }
+    let why = if swap.is_back && why == Why::Launch { Why::Back } else { why };
     let begun = now();
     if begun < home.rests_until.load(Ordering::Relaxed) {
-        return;
+        return not_begun(home, swap);
+    }
+    if why != Why::Back && ahead::is_under_way() {
+        return not_begun(home, swap);
     }
     // What only might be a reason is none: quiet is proven for all work, however it was submitted, and proven again before anything
     // is unmapped.
     if let Some(reason) = gate::why_not(home.driver).filter(|reason| !reason.is_doubt()) {
+        not_begun(home, swap);
         return rest(home, &reason);
     }
     digest::learn(home.driver, home.gpu);
@@ -105,7 +113,11 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     // is worth less for that.
     let begun = now();
     // Another thread may be moving something: this one's swap did not fail, and is asked for again at a later launch.
-    let Some(Err(why_not)) = home.alone(|| try_swap(home, swap, why, begun)) else { return };
+    let why_not = match home.alone(|| try_swap(home, swap, why, begun)) {
+        None => return not_begun(home, swap),
+        Some(Ok(())) => return,
+        Some(Err(why_not)) => why_not,
+    };
     if let WhyNot::Disturbed(Disturbed::NotHere(reason)) = &why_not {
         rest(home, reason);
     } else if matches!(why_not, WhyNot::Disturbed(_) | WhyNot::Stuck(_)) && why != Why::Stress {
@@ -126,6 +138,8 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
             obstacles::was_stuck(home.gpu, why_not.to_string(), now() - begun);
         }
         WhyNot::Pool(_) => totals::add(Counter::StopsNoRoom, 1),
+        // It is tried again as soon as there is memory.
+        WhyNot::Unmade => {}
     }
     // That work was running, or went on for long, says nothing of these ranges.
     if matches!(why_not, WhyNot::Pool(_)) {
@@ -133,8 +147,15 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
         for range in swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)) {
             tiers.stayed(range);
         }
+    } else {
+        not_begun(home, swap);
     }
     tracing::debug!(target: "gpupool::memory", about = "moves", "nothing moved for GPU {}: {why_not}", home.gpu);
+}
+
+/// It was not made, for a reason that says nothing of what it names.
+fn not_begun(home: &Home, swap: &Swap) {
+    home.tiers.lock().not_begun(swap);
 }
 
 /// Nothing is tried for a while, for a reason that holds for the whole process: said once.
@@ -172,6 +193,8 @@ pub(super) enum WhyNot {
     Disturbed(Disturbed),
     /// Nothing of what was waited for was seen to end for so long.
     Stuck(Duration),
+    /// Memory is made for it first.
+    Unmade,
     Pool(String),
 }
 
@@ -180,6 +203,7 @@ impl fmt::Display for WhyNot {
         match self {
             Self::Disturbed(what) => what.fmt(f),
             Self::Stuck(still) => write!(f, "no work was seen to end for {} ms", still.as_millis()),
+            Self::Unmade => f.write_str("memory of the host is made for it first, beside the program"),
             Self::Pool(what) => f.write_str(what),
         }
     }
@@ -237,6 +261,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     }
     join(&mut near, |address| home.opened.pool.block_at(address).map(|block| block.address));
     let mut outcome = Outcome::default();
+    let made_before = mover::spent()[Work::Make as usize];
     if own_far.is_empty() && own_near.is_empty() {
         swap_pooled(home, &far, &near, why, &mut outcome)?;
     } else {
@@ -252,7 +277,9 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     }
     let Outcome { came, left, stayed, as_it_came, waited, hidden, stopped } = outcome;
     let took = (now() - begun).saturating_sub(waited + hidden);
-    home.tiers.lock().moved(came, left, took);
+    // Where that was hidden it is no part of what it took.
+    let made = if hidden == 0 { mover::spent()[Work::Make as usize] - made_before } else { 0 };
+    home.tiers.lock().moved(came, left, took, made);
     totals::add(Counter::MovingMicroseconds, took / 1000);
     totals::add(Counter::AwaitingMicroseconds, waited / 1000);
     if came + left > 0 {
@@ -469,7 +496,7 @@ pub(super) struct Stop<'a> {
 impl<'a> Stop<'a> {
     pub fn new(home: &'a Home, why: Why) -> Self {
         let (queue, still) = match why {
-            Why::Launch => (QUEUE, home.progress.still()),
+            Why::Launch | Why::Back => (QUEUE, home.progress.still()),
             Why::Stress => (QUEUE_UNDER_STRESS, QUEUE_UNDER_STRESS),
             Why::Idle => (Duration::ZERO, Duration::ZERO),
         };
@@ -548,7 +575,19 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
     if wishes.iter().any(|wish| is_left_alone(home, wish)) {
         return Err(Failed::left_alone());
     }
-    let answer = home.opened.pool.rearrange(wishes, || stop.stop());
+    let unmade = Cell::new(false);
+    let makes = |place: Place, bytes: u64| {
+        let may = matches!(why, Why::Stress | Why::Back) || ahead::may_make(place, bytes);
+        unmade.set(unmade.get() || !may);
+        may
+    };
+    let answer = home.opened.pool.rearrange_if(wishes, makes, || stop.stop());
+    if unmade.get() {
+        stop.over(outcome);
+        ahead::ask(home.gpu, wishes);
+        return Err(Failed::Other(WhyNot::Unmade));
+    }
+    ahead::had_all();
     stop.phases.tell(home.gpu, stop.stopped.get());
     let done = match answer {
         Ok(done) => done,
@@ -589,7 +628,7 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
 /// When a rearrangement got how far, for the log: nanoseconds as [`now`] counts them, and what had been spent by the end of the wait.
 struct Phases {
     begun: u64,
-    spent: Cell<[u64; 5]>,
+    spent: Cell<[u64; 6]>,
     prepared: Cell<u64>,
     waited: Cell<u64>,
 }
@@ -607,7 +646,7 @@ impl Phases {
         }
         let us = |ns: u64| ns / 1000;
         let mut before = self.spent.get().into_iter();
-        let [copy, unmap, map, grant, look] = mover::spent().map(|now| us(now - before.next().unwrap_or(now)));
+        let [copy, unmap, map, grant, look, _] = mover::spent().map(|now| us(now - before.next().unwrap_or(now)));
         tracing::trace!(
             target: "gpupool::memory", about = "swaps",
             "GPU {gpu}: prepared in {} µs, waited {} µs, closed for {} µs; {} µs from the wait to the end, {copy} of it copying, {unmap} unmapping, \

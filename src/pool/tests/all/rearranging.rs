@@ -10,6 +10,7 @@ use gpupool_pool::{
     Allocation, Anchor, Backend, FRAME, Free, MoveError, Moved, Place, Policy, Pool, Rearranged, Refusal, Repacked,
     Request, Stopped, Wish,
 };
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -842,5 +843,31 @@ fn who_gives_everything_back_gives_what_a_move_leaves_as_well() {
     assert!(returned.recv().unwrap().0 > 0);
     assert_eq!(pool.backend().inner().stock(), []);
     blocks.sort_unstable_by_key(|it| it.block.address);
+    assert_all(&pool, &blocks);
+}
+
+/// What a move needs is made by one who stops nothing, and the move itself makes nothing then.
+#[test]
+fn memory_that_a_move_needs_can_be_made_before_it() {
+    let (pool, blocks) = full(32 * CHUNK);
+    let (wishes, lacks) = (swap(&blocks, [0, 1], [4, 5]), Cell::new(0));
+    let moves = || {
+        let makes = |place: Place, bytes: u64| {
+            assert_eq!(place, GPU1);
+            lacks.set(lacks.get() + bytes);
+            false
+        };
+        pool.rearrange_if(&wishes, makes, || Some(Still::new(pool.backend(), u32::MAX)))
+    };
+    let before = (calls(&pool, "create"), places(&pool, &blocks));
+    assert_eq!(moves(), Err(MoveError::NotNow));
+    assert!(lacks.take() > 0);
+    assert_eq!((calls(&pool, "create"), places(&pool, &blocks)), before, "nothing was made, and nothing moved");
+    assert_eq!(pool.rearrange(&wishes, || None::<Still<'_>>), Err(MoveError::NotNow));
+    let made = calls(&pool, "create");
+    assert!(made > before.0 && places(&pool, &blocks) == before.1, "made, and nothing moved");
+    let moved = moves().unwrap();
+    assert_eq!((lacks.take(), calls(&pool, "create")), (0, made));
+    assert!(moved.wishes.iter().all(|it| it.moved == CHUNK), "{moved:?}");
     assert_all(&pool, &blocks);
 }

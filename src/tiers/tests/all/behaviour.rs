@@ -1,7 +1,7 @@
 //! What a user of the crate relies on, one thing a test.
 
-use crate::machine::{Machine, Op, Trace};
-use crate::policies::{Never, Ours, Policy, apply, run};
+use crate::machine::{Machine, Making, Op, Trace};
+use crate::policies::{Never, Ours, Policy, apply, run, run_on};
 use crate::traces::{self, GIB, MIB, Writer, peer};
 use gpupool_tiers::{Range, Settings, Tiers, Where, Whereabouts, Why};
 
@@ -350,4 +350,114 @@ fn a_share_that_is_given_later_is_spent() {
     assert_eq!(nothing, 0);
     let (half, all) = came(0.05);
     assert!(half > 0 && later > (all - half) / 2, "{later} bytes came, {} with it from the begin", all - half);
+}
+
+/// The first moves to the host make memory there, which takes the driver 16 times as long as filling it (H200), and longer where nobody had touched that
+/// memory before. It is kept for the moves that follow.
+#[test]
+fn memory_that_is_made_for_the_first_moves_is_no_price_of_later_ones() {
+    let trace = traces::training(1.2, traces::host(), "training");
+    let cost = |gib_ns: f64, makes_beside: bool| {
+        let mut machine = Machine::new(trace.near, trace.links.clone());
+        machine.making = Some(Making::new(gib_ns));
+        let mut ours = Ours::new(&trace);
+        ours.makes_beside = makes_beside;
+        run_on(machine, &trace, &mut ours)
+    };
+    let (warm, never) = (cost(0.0, false), run(&trace, &mut Never));
+    assert!(never.total > 5.0 * warm.total);
+    for gib_ns in [0.3e9, 1e9, 3e9] {
+        let (cold, beside) = (cost(gib_ns, false), cost(gib_ns, true));
+        let told =
+            format!("{gib_ns} ns a GiB: {cold:?}, beside the program {beside:?}, where it takes no time {warm:?}");
+        assert!(cold.settled <= 1.03 * warm.settled && beside.settled <= 1.03 * warm.settled, "{told}");
+        // At 150 times what filling takes, the program is ahead of its memory for a while, and no more.
+        assert!(cold.total > 1.2 * warm.total && beside.total <= 1.2 * warm.total, "{told}");
+    }
+}
+
+/// A swap that was not begun, as the GPU was busy, has found nothing out: it is asked for as if it had never been answered.
+#[test]
+fn what_could_not_be_tried_was_no_try() {
+    let (mut machine, mut tiers) = (Machine::new(256 * MIB, peer()), tiers());
+    let blocks = [Range::of(BASE, 256 * MIB), Range::of(BASE + GIB, 256 * MIB)];
+    for block in blocks {
+        machine.begin(block);
+        tiers.block_began(block.start, block.bytes());
+    }
+    let mut answered = 0;
+    for _ in 0..2000 {
+        machine.now += 50e6;
+        let launch = tiers.launched(1, 0, &[blocks[1].start], &machine);
+        if launch.tell_time {
+            tiers.time_is(machine.now as u64, &machine);
+        }
+        if launch.ask
+            && let Some(swap) = tiers.before(launch.id, machine.now as u64, &machine)
+        {
+            answered += u32::from(swap.time_it);
+            tiers.not_begun(&swap);
+        }
+        if launch.time_it {
+            tiers.timing(launch.id, &machine);
+            tiers.timed(launch.id, 40_000_000);
+        }
+    }
+    assert!(answered > 10, "{answered}");
+}
+
+/// What is read eight times in a row is worth a swap of its price, and not one of three times as much: who took that for the price would move nothing any more, and never find
+/// out.
+#[test]
+fn what_is_hardly_worth_a_swap_is_moved_although_the_first_one_had_to_make_memory() {
+    let mut writer = Writer::new();
+    let arrays: Vec<Range> = (0..8).map(|_| writer.block(512 * MIB)).collect();
+    for _ in 0..400 {
+        for array in &arrays {
+            writer.launch(1, &[*array], 10_000_000.0, 8.0);
+        }
+        writer.idle();
+    }
+    let settled = writer.ops.len() / 2;
+    let trace = writer.trace("", 6 * 512 * MIB, traces::host(), settled);
+    let settled = |gib_ns: f64| {
+        let mut machine = Machine::new(trace.near, trace.links.clone());
+        machine.making = Some(Making::new(gib_ns));
+        run_on(machine, &trace, &mut Ours::new(&trace))
+    };
+    let (warm, cold) = (settled(0.0), settled(1e9));
+    println!("{warm:?} {cold:?} {:?}", run(&trace, &mut Never));
+    assert!(warm.moved_settled > 0, "{warm:?}");
+    assert!(cold.settled <= 1.03 * warm.settled, "{cold:?} and {warm:?}");
+}
+
+/// As large as a tenth of the GPU's memory or as small as in the tests of processes, whose kernels read each byte more often than any that is in use:
+/// what takes longer by far memory comes near as soon as moves may cost something. (Of a kernel that reads each byte thousands of times nobody knows any more
+/// after some hundred launches that all of its time is that; then an array is tried that is an eighth of near memory at most.)
+#[test]
+fn a_share_that_is_given_later_is_spent_whatever_the_size() {
+    for (mib, reuse) in [(8, 400.0), (64, 100.0), (512, 30.0), (10 << 10, 30.0), (10 << 10, 8.0)] {
+        let mut writer = Writer::new();
+        let arrays: Vec<Range> = (0..8).map(|_| writer.block(mib * MIB)).collect();
+        for _ in 0..200 {
+            for array in &arrays {
+                writer.launch(1, &[*array], 100_000.0, reuse);
+                writer.idle();
+            }
+        }
+        let trace = writer.trace("", 6 * mib * MIB, peer(), 0);
+        let came = |begin: f64| {
+            let (mut machine, mut ours) = (Machine::new(trace.near, trace.links.clone()), Ours::new(&trace));
+            ours.tiers.set_share(begin);
+            let half = trace.ops.len() / 2;
+            trace.ops[..half].iter().for_each(|op| apply(&mut machine, &mut ours, op));
+            let at_half = machine.moved_in;
+            ours.tiers.set_share(0.05);
+            trace.ops[half..].iter().for_each(|op| apply(&mut machine, &mut ours, op));
+            (at_half, machine.moved_in - at_half)
+        };
+        let ((none, later), (_, usual)) = (came(0.0), came(0.05));
+        assert_eq!(none, 0);
+        assert!(later > usual / 4, "{mib} MiB read {reuse} times: {later} bytes came, {usual} with it from the begin");
+    }
 }

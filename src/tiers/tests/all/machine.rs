@@ -68,7 +68,31 @@ pub struct Machine {
     pub chunks: Option<BTreeMap<u64, u64>>,
     /// Nanoseconds that a swap takes besides what it is reckoned with: once, and for each range.
     pub extra_ns: (f64, f64),
+    /// Memory has to be made at the far place for what leaves, where what came has left none.
+    pub making: Option<Making>,
 }
+
+#[derive(Clone, Copy, Debug)]
+pub struct Making {
+    /// Nanoseconds a byte.
+    pub ns: f64,
+    /// Bytes that were made for earlier moves.
+    pub spare: u64,
+    /// Until when some is being made beside the program.
+    pub until: f64,
+    /// Nanoseconds that it took in the last swap.
+    pub took: f64,
+}
+
+impl Making {
+    /// None was made yet, and a GiB takes so many nanoseconds.
+    pub fn new(gib_ns: f64) -> Self {
+        Self { ns: gib_ns / (1u64 << 30) as f64, spare: 0, until: 0.0, took: 0.0 }
+    }
+}
+
+/// Bytes that are kept for the next moves, at most.
+const STOCK: u64 = 2 << 30;
 
 /// How many times as fast as from its memory a GPU reads from its caches: what a kernel reads again and again takes it no less than that.
 const CACHED: f64 = 2.0;
@@ -88,6 +112,7 @@ impl Machine {
             fixed: Vec::new(),
             chunks: None,
             extra_ns: (0.0, 0.0),
+            making: None,
         }
     }
 
@@ -276,7 +301,14 @@ impl Machine {
         }
         assert!(self.used <= self.near, "more lies near than there is: {} of {}", self.used, self.near);
         let ranges = swap.near.len() + swap.far.len();
-        let took = self.links.drain_ns
+        let made = self.making.as_mut().map_or(0.0, |making| {
+            let lacks = bytes_out.saturating_sub(making.spare);
+            making.spare = (making.spare + lacks - bytes_out + bytes_in).min(STOCK);
+            making.took = lacks as f64 * making.ns;
+            making.took
+        });
+        let took = made
+            + self.links.drain_ns
             + self.links.copy_ns(place, bytes_in, bytes_out)
             + self.links.map_ns(ranges, bytes_in + bytes_out)
             + self.links.far_map_ns(place, bytes_out)
@@ -311,5 +343,9 @@ impl Whereabouts for Machine {
 
     fn near_room(&self) -> u64 {
         self.near - self.used
+    }
+
+    fn far_room(&self, _place: u8) -> u64 {
+        self.making.filter(|making| making.until == 0.0).map_or(u64::MAX, |making| making.spare)
     }
 }

@@ -13,4 +13,5 @@ mod policies;
 mod properties;
 mod recorded;
 mod table;
+mod tournament;
 mod traces;

@@ -33,7 +33,10 @@ pub struct Cost {
 }
 
 pub fn run(trace: &Trace, policy: &mut dyn Policy) -> Cost {
-    let mut machine = Machine::new(trace.near, trace.links.clone());
+    run_on(Machine::new(trace.near, trace.links.clone()), trace, policy)
+}
+
+pub fn run_on(mut machine: Machine, trace: &Trace, policy: &mut dyn Policy) -> Cost {
     let mut at_settled = (0.0, 0);
     for (number, op) in trace.ops.iter().enumerate() {
         if number == trace.settled {
@@ -195,7 +198,12 @@ pub struct Ours {
     measured: u64,
     /// The program runs ahead of the device, if it does: its own clock, and the times that are known to the device alone yet.
     pub ahead: Option<Ahead>,
+    /// Memory that moves need far away is made beside the program, and they wait for it.
+    pub makes_beside: bool,
 }
+
+/// What is made at once in any case, bytes.
+const LITTLE: u64 = 8 << 20;
 
 /// A program that does not wait for the device: launches take it some microseconds, and what they took the device it hears later.
 #[derive(Default)]
@@ -211,7 +219,7 @@ const ENQUEUE: f64 = 6_000.0;
 impl Ours {
     pub fn new(trace: &Trace) -> Self {
         let tiers = Tiers::new(Settings::new(trace.links.clone()));
-        Self { tiers, spent_idle: 0.0, noise: None, measured: 0, ahead: None }
+        Self { tiers, spent_idle: 0.0, noise: None, measured: 0, ahead: None, makes_beside: false }
     }
 
     /// The clock that the tiers are told.
@@ -235,7 +243,23 @@ impl Ours {
         }
     }
 
+    /// Whether a swap has to wait for memory that is being made, or is made from now on.
+    fn waits_for_memory(&self, machine: &mut Machine, swap: &Swap) -> bool {
+        let now = self.clock(machine) as f64;
+        let Some(making) = machine.making.as_mut().filter(|_| self.makes_beside && !swap.is_back) else { return false };
+        let lacks = swap.bytes_out().saturating_sub(making.spare);
+        if now >= making.until && lacks >= LITTLE {
+            making.spare += lacks;
+            making.until = now + lacks as f64 * making.ns;
+        }
+        now < making.until
+    }
+
     fn carry_out(&mut self, machine: &mut Machine, swap: &Swap) -> f64 {
+        if self.waits_for_memory(machine, swap) {
+            self.tiers.not_begun(swap);
+            return 0.0;
+        }
         self.waits(machine);
         let all: Vec<Range> = swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)).collect();
         for (index, range) in all.iter().enumerate() {
@@ -246,7 +270,8 @@ impl Ours {
         for range in swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)) {
             self.tiers.placed(range);
         }
-        self.tiers.moved(swap.bytes_in(), swap.bytes_out(), took as u64);
+        let made = machine.making.map_or(0.0, |making| making.took);
+        self.tiers.moved(swap.bytes_in(), swap.bytes_out(), took as u64, made as u64);
         self.waits(machine);
         took
     }

@@ -4,6 +4,7 @@ use crate::bound;
 use crate::knowing::{ByOdds, Known};
 use crate::machine::{Op, Trace};
 use crate::policies::{BestStatic, Cost, Lru, Never, Ours, run};
+use crate::tournament::Tournament;
 use crate::traces;
 
 /// What a trace may cost once settled, as a ratio to the best that somebody could do who knows as much: the odds where a trace is
@@ -16,6 +17,7 @@ struct Row {
     never: Cost,
     fixed: Cost,
     lru: Cost,
+    tournament: Cost,
     ours: Cost,
     /// What a schedule that knows the future reaches, and one that knows the odds, if there are any.
     known: f64,
@@ -27,14 +29,15 @@ fn row(trace: &Trace) -> Row {
     let never = run(trace, &mut Never);
     let fixed = run(trace, &mut BestStatic::of(trace));
     let lru = run(trace, &mut Lru::default());
+    let tournament = run(trace, &mut Tournament::new());
     let ours = run(trace, &mut Ours::new(trace));
     let knows = |margin| run(trace, &mut Known::of(trace, margin)).settled;
     let known = [1.0, 1.5].map(knows).into_iter().fold(f64::INFINITY, f64::min);
     let rounds = trace.ops.iter().filter(|op| **op == Op::Idle).count();
     let by_odds = traces::others(trace).map(|others| run(trace, &mut ByOdds::of(&others, rounds)).settled);
-    let least = [never, fixed, lru, ours].iter().map(|cost| cost.settled).fold(known, f64::min);
+    let least = [never, fixed, lru, tournament, ours].iter().map(|cost| cost.settled).fold(known, f64::min);
     let bound = bound::lower(trace, least);
-    Row { name: trace.name.clone(), never, fixed, lru, ours, known, by_odds, bound }
+    Row { name: trace.name.clone(), never, fixed, lru, tournament, ours, known, by_odds, bound }
 }
 
 #[test]
@@ -49,12 +52,12 @@ fn table_of_all_policies_on_all_traces() {
     first.extend(second);
     let gib = |bytes: u64| bytes as f64 / traces::GIB as f64;
     println!(
-        "| trace | bound, ms | knows the future | knows the odds | never moved | best static | LRU | ours | moved, GiB: in all / settled | all of it, to never moved |"
+        "| trace | bound, ms | knows the future | knows the odds | never moved | best static | LRU | tournament | ours | moved, GiB: in all / settled | all of it, to never moved |"
     );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     for row in &first {
         println!(
-            "| {} | {:.0} | {:.2} | {} | {:.2} | {:.2} | {:.2} | **{:.3}** | {:.1} / {:.1} | {:.3} |",
+            "| {} | {:.0} | {:.2} | {} | {:.2} | {:.2} | {:.2} | {:.2} | **{:.3}** | {:.1} / {:.1} | {:.3} |",
             row.name,
             row.bound / 1e6,
             row.known / row.bound,
@@ -62,6 +65,7 @@ fn table_of_all_policies_on_all_traces() {
             row.never.settled / row.bound,
             row.fixed.settled / row.bound,
             row.lru.settled / row.bound,
+            row.tournament.settled / row.bound,
             row.ours.settled / row.bound,
             gib(row.ours.moved),
             gib(row.ours.moved_settled),
