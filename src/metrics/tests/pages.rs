@@ -6,7 +6,7 @@
 
 use gpupool_metrics::{
     BYTES, Context, Counter, Finding, Gpu, Identity, Label, Levels, Loan, Page, Pinned, Place, Process, Residence,
-    Site, Snapshot, Table, Unreadable, VERSION, identify, read,
+    Site, Snapshot, Table, Took, Unreadable, VERSION, identify, read,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -219,6 +219,7 @@ fn empty() -> Snapshot {
     Snapshot {
         process: process(),
         ended: false,
+        took: Took::default(),
         counters: [0; Counter::ALL.len()],
         levels: Levels::default(),
         contexts: Table::default(),
