@@ -12,7 +12,7 @@ use crate::{log, nvml, taking};
 use gpupool_config::format_size;
 use gpupool_events::RecallSign;
 use gpupool_interpose::cancel;
-use gpupool_lending::{self as lending, AWAITED, Alarm, Coming, Heed, InUse, Whom};
+use gpupool_lending::{AWAITED, Alarm, Coming, Heed, InUse, Whom};
 use gpupool_metrics::folder::Folder;
 use gpupool_metrics::stat;
 use parking_lot::Mutex;
@@ -29,9 +29,26 @@ static BEGUN: Mutex<BTreeMap<(u32, u64), Instant>> = Mutex::new(BTreeMap::new())
 #[derive(Default)]
 struct Watched {
     used: InUse,
+    /// Whether it is known, and the next look can be compared with it.
+    is_known: bool,
     /// When that was asked, in nanoseconds of the monotonic clock.
     asked: u64,
     alarm: Alarm,
+}
+
+impl Watched {
+    /// So much is in use; by how much more than at the last look.
+    fn note(&mut self, gpu: u32, used: Option<u64>) -> Option<u64> {
+        if self.is_known != used.is_some() {
+            self.is_known = used.is_some();
+            let when = if self.is_known { "from now on, as nobody has a context there" } else { "no more" };
+            tracing::debug!(
+                target: "gpupool::memory", about = "awaited", device = gpu,
+                "how much of GPU {gpu} is in use is looked at {when}"
+            );
+        }
+        self.used.note(used)
+    }
 }
 
 /// How long the next look may wait behind one that has taken so long: all that look who has come ask for it each time.
@@ -60,7 +77,7 @@ pub fn is_awaited(gpu: u32) -> bool {
 /// A GPU is looked at no more: what comes to be in use there meanwhile is no sign once it is looked at again.
 pub fn stop(gpu: u32) {
     if let Some(watched) = WATCHED.lock().get_mut(&gpu) {
-        watched.used = InUse::default();
+        watched.note(gpu, None);
     }
 }
 
@@ -72,7 +89,7 @@ pub fn look_at(gpu: &Gpu, is_empty: bool) {
     let used = is_empty.then(|| Part::begin().and_then(|_part| nvml::get()?.used(&gpu.uuid))).flatten();
     let mut all = WATCHED.lock();
     let watched = all.entry(ordinal).or_default();
-    let more = watched.used.note(used);
+    let more = watched.note(ordinal, used);
     let before = std::mem::replace(&mut watched.asked, now);
     if !is_empty {
         watched.alarm.came();
@@ -156,7 +173,7 @@ fn beginner(known: &BTreeSet<u32>) -> Option<u32> {
     let _sheltered = cancel::shelter();
     // An open folder of /proc is a file that the child of a fork would have as well.
     let _part = Part::begin()?;
-    let user = std::fs::metadata("/proc/self").ok()?.uid();
+    let (user, folder) = (std::fs::metadata("/proc/self").ok()?.uid(), session("self")?);
     let now = Instant::now();
     let mut begun = BEGUN.lock();
     begun.retain(|(pid, started), _| stat(*pid).is_some_and(|stat| stat.started == *started));
@@ -168,12 +185,19 @@ fn beginner(known: &BTreeSet<u32>) -> Option<u32> {
     for pid in numbers.filter(|pid| *pid != own && !known.contains(pid)) {
         let Some(stat) = stat(pid) else { continue };
         let is_fresh = || begun.get(&(pid, stat.started)).is_none_or(|first| now < *first + AWAITED);
-        if is_fresh() && uses_cuda_with_us(pid) {
+        if is_fresh() && session(&pid.to_string()).is_some_and(|of| of == folder) && uses_cuda_with_us(pid) {
             begun.entry((pid, stat.started)).or_insert(now);
             return Some(pid);
         }
     }
     None
+}
+
+/// Where a process looks for others: one of another session has its page elsewhere, and is not known to have one. `None`: it is not to be read.
+fn session(process: &str) -> Option<Option<Vec<u8>>> {
+    let variables = std::fs::read(format!("/proc/{process}/environ")).ok()?;
+    let folder = variables.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"XDG_RUNTIME_DIR="));
+    Some(folder.map(<[u8]>::to_vec))
 }
 
 /// Whether a process has the driver loaded, and this library or the command, whose helper keeps GPUs awake.
