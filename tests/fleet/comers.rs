@@ -77,6 +77,14 @@ fn a_program_without_gpupool_has_all_of_a_borrowed_gpu_at_its_first_allocation()
     makes_its_context(&mut comer);
     takes(&mut comer, 300);
     assert_eq!(comer.ask("check"), "0");
+    says(&debtor, "\"why\":\"growth\"");
+    let report = machine.gpupool(&format!("report {}", debtor.log().display()));
+    let text = String::from_utf8_lossy(&report.stdout);
+    assert!(
+        text.contains("one about to come: memory in use grew"),
+        "{text}{}",
+        String::from_utf8_lossy(&report.stderr)
+    );
     let events = is_whole(debtor);
     assert_eq!(signs(&events), [(1, 4 * MIB, true)]);
     assert!(gave_for(&events, "growth") >= 222 * MIB, "{events:?}");
