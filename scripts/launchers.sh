@@ -10,12 +10,14 @@
 #              printf 'NodeName=%s CPUs=%s State=UNKNOWN\nPartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=FORCE:8\n' "$(hostname -s)" "$(nproc)" >>/etc/slurm/slurm.conf
 #              service munge start; slurmctld; slurmd; sinfo
 #   ray      python -m pip install ray            PYTHON names the interpreter that has these (default: python3)
-#   dask     python -m pip install dask-cuda      (it asks NVML for the GPUs, which the simulated one tells)
+#   dask     python -m pip install dask-cuda cuda-bindings      (it asks NVML for the GPUs, which the simulated one tells)
 #   torchrun, spawn                               python -m pip install torch
 # Needs a build of everything (cargo build --release --workspace); GPUPOOL_RELEASE names its folder.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 release=${GPUPOOL_RELEASE:-$root/target/release}
+# It is no setting of the library, which refuses what it does not know.
+unset GPUPOOL_RELEASE
 python=${PYTHON:-python3}
 workers=2
 mib=768
@@ -30,7 +32,8 @@ export LD_LIBRARY_PATH=$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export SIMCUDA_GPUS=${workers}x2GiB SIMCUDA_CONTEXT_MIB=16 PYTHONDONTWRITEBYTECODE=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # What of a worker's memory its GPU may hold: the rest goes to the host, and not to the other worker's GPU.
-export GPUPOOL_LIMIT=0:256MiB,1:256MiB GPUPOOL_HOST_LIMIT=4GiB GPUPOOL_RESERVE=64MiB GPUPOOL_SOFT_OOM=off GPUPOOL_LOG=info
+limit=256MiB
+export GPUPOOL_HOST_LIMIT=4GiB GPUPOOL_RESERVE=64MiB GPUPOOL_SOFT_OOM=off GPUPOOL_LOG=info
 
 # command_of NAME FOLDER [GPUPOOL…]: what starts the workers, which meet in that folder. The words of GPUPOOL stand in front of the launcher, and behind those that
 # start processes of their own (README, Launchers).
@@ -41,7 +44,7 @@ command_of() {
     case $name in
     mpirun) echo mpirun --oversubscribe -np $workers -x LD_LIBRARY_PATH -x SIMCUDA_GPUS -x SIMCUDA_MACHINE -x SIMCUDA_CONTEXT_MIB "$@" "$python" "$client" rank $workers $mib "$meeting" ;;
     slurm) echo srun --overcommit -n $workers "$@" "$python" "$client" rank $workers $mib "$meeting" ;;
-    torchrun) echo "$@" "$python" -m torch.distributed.run --nproc-per-node $workers --master-addr 127.0.0.1 "$client" rank $workers $mib "$meeting" ;;
+    torchrun) echo "$@" "$python" -m torch.distributed.run --nproc_per_node $workers --master_addr 127.0.0.1 "$client" rank $workers $mib "$meeting" ;;
     spawn | ray | dask) echo "$@" "$python" "$client" "$name" $workers $mib "$meeting" ;;
     *) return 1 ;;
     esac
@@ -64,6 +67,8 @@ for name in ${*:-mpirun slurm ray dask torchrun spawn}; do
         echo "$name: not there, left out"
         continue
     fi
+    # Ray shows each worker its own GPU alone, as its first; a limit of a GPU that a program does not see is an error.
+    if [ "$name" = ray ]; then export GPUPOOL_LIMIT=0:$limit; else export GPUPOOL_LIMIT=0:$limit,1:$limit; fi
     for how in bare gpupool; do
         mkdir -p "$work/$name/$how/meeting"
         export SIMCUDA_MACHINE=$work/$name/$how/machine

@@ -5,6 +5,9 @@
 #[path = "fleet/recall.rs"]
 mod recall;
 
+#[path = "fleet/comers.rs"]
+mod comers;
+
 #[path = "fleet/drained.rs"]
 mod drained;
 

@@ -381,6 +381,17 @@ fn nvml_tells_of_the_machine() {
     machine("handles").env("CUDA_VISIBLE_DEVICES", "1").go().says("GPU 1: 1 1 1");
 }
 
+/// In the order that was measured: memory is in use, then there is a context.
+#[test]
+fn memory_is_in_use_before_nvml_lists_who_begins() {
+    let run = Run::program("nvml_machine").arg("begins").sim("2x256MiB").nvml();
+    let told = run.clone().env("SIMCUDA_INIT_MIB", "0=2,1=4").go();
+    told.succeeds().says("before: 0 MiB, 0 processes; 0 MiB, 0 processes");
+    told.says("begun: 2 MiB, 0 processes; 4 MiB, 0 processes").says("there: 2 MiB, 0 processes; 20 MiB, 1 processes");
+    told.says("left: 2 MiB, 0 processes; 4 MiB, 0 processes");
+    run.go().says("begun: 0 MiB, 0 processes; 0 MiB, 0 processes");
+}
+
 #[test]
 fn nvml_tells_what_happens_to_the_gpus() {
     let events = Run::program("nvml_machine").arg("events").sim("2x256MiB").nvml().env("SIMCUDA_EVENTS", "events").go();

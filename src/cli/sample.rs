@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use gpupool_metrics::{
     Context, Counter, Finding, Gpu, Identity, Label, Levels, Life, Loan, Pinned, Place, Process, Residence, Site,
-    Snapshot,
+    Snapshot, Took,
 };
 
 use crate::pages::{Listed, Look};
@@ -118,6 +118,7 @@ pub fn listed(pid: u32, name: &str) -> Listed {
     let told = Snapshot {
         process,
         ended: false,
+        took: Took::default(),
         counters,
         levels,
         contexts: vec![context(1, 0, 500, Some(GIB / 2)), context(2, 1, 0, None)].into(),

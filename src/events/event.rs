@@ -481,8 +481,22 @@ events! {
         freed: u64,
         /// Who asked or came, if that is one process.
         pid: Option<u32>,
+        /// Why: `asked`, `context` (of a program without gpupool), `works` (somebody works on a GPU that was lent while nobody did), `reserve` (less was free than is kept free), `growth`
+        /// (`recall.sign`).
+        why: String,
         /// What it took.
         microseconds: u64,
+    }
+    /// The memory in use of a GPU that this process borrows from, and where nobody has a context, grew by none of the programs under gpupool: somebody is about to come.
+    RecallSign = "recall.sign" (Memory, Info) {
+        /// The GPU.
+        device: u32,
+        /// Bytes by which it grew.
+        bytes: u64,
+        /// Bytes that this process has there.
+        borrowed: u64,
+        /// Whether all of these leave. Not where nobody came behind such a sign lately.
+        leaves: bool,
     }
     /// What had left a GPU for plain memory of the host, so that it was free at once, is memory of the host that GPUs reach, and the program goes on.
     HostSettle = "host.settle" (Memory, Info) {

@@ -1,9 +1,13 @@
-//! How often it is looked who has come to a GPU that is borrowed from.
+//! How often it is looked who has come to a GPU that is borrowed from, and what leaves before anybody is seen there.
 //!
 //! A program that cannot ask is seen once it has a context there, and may ask the driver for memory as soon as that is made. So the look is to come soon behind the first sign of
 //! a context, and each one costs. A program that begins to use CUDA opens the driver's files some time before it makes a context. Which GPU it will use is not told by that, so
-//! nothing leaves for it; it is looked more often for a while.
+//! nothing leaves for it; it is looked more often for a while ([`Coming`]).
+//!
+//! Once it is seen there are 85 to 95 ms left, too little for what leaves at 200 GB/s. Some 350 ms before its context is made a GPU's memory in use grows ([`InUse`]), and for that all
+//! leaves at once, unless it has been a false alarm lately ([`Alarm`]): `cuInit` does it, so it may come of a program that goes to another GPU in the end.
 
+use crate::{GUARD, LONGEST_GUARD};
 use std::time::{Duration, Instant};
 
 /// How often it is looked at other times.
@@ -34,15 +38,99 @@ impl Coming {
         let is_more = self.open.zip(open).is_some_and(|(before, open)| open > before);
         // Where it was not told once, what is told next is compared with what was told last.
         self.open = open.or(self.open);
-        if !is_more {
-            return false;
-        }
+        is_more && self.expect(now)
+    }
+
+    /// Somebody is about to come, by another sign; whether nobody was awaited.
+    pub fn expect(&mut self, now: Instant) -> bool {
         self.until.replace(now + AWAITED).is_none_or(|until| until <= now)
     }
 
     /// How long after a look that took so long the next one is.
     pub fn pause(&self, took: Duration, now: Instant) -> Duration {
         if self.until.is_some_and(|until| now < until) { (RESTS * took).clamp(OFTEN, SELDOM) } else { SELDOM }
+    }
+}
+
+/// A GPU's memory in use, where nobody has a context: what is there is borrowed, and grows by those who borrow or by who is about to come.
+///
+/// Any growth counts. How much a program that comes takes at first was not measured, but that it is less than 256 MiB; and of an idle GPU the number did not change in ten
+/// seconds of looks 0.2 ms apart before one came. What is known to be explained is left out as a whole ([`InUse::note`]) and not subtracted, since a page of a process that borrows tells its bytes up to a second
+/// late.
+#[derive(Debug, Default)]
+pub struct InUse(Option<u64>);
+
+impl InUse {
+    /// So much is in use now, `None`: that is not told, or somebody is there. By how much it has grown since the last look.
+    pub fn note(&mut self, used: Option<u64>) -> Option<u64> {
+        let before = std::mem::replace(&mut self.0, used);
+        let more = used?.checked_sub(before?)?;
+        (more > 0).then_some(more)
+    }
+}
+
+/// What an alarm comes of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heed {
+    /// All leaves.
+    Leave,
+    /// It is part of one that is heeded already.
+    Same,
+    /// Nothing leaves before somebody is seen: there was a false alarm so lately that this may be one for so long yet.
+    Look(Duration),
+}
+
+/// For how long alarms make nothing leave behind the first false one.
+const DISTRUSTED: Duration = GUARD.saturating_mul(6);
+
+/// Whether memory leaves a GPU because somebody may be about to come there.
+///
+/// Somebody is awaited for as long as what left stays away at first ([`GUARD`]). Who does not come within that was a false alarm: programs that begin to use CUDA may go to another GPU. Behind one, alarms make
+/// nothing leave for a minute, and behind each further one twice as long, up to [`LONGEST_GUARD`], so that what is borrowed is away by false alarms for a small part of the time. Who comes ends that.
+#[derive(Debug, Default)]
+pub struct Alarm {
+    /// Until when somebody is awaited, and whether all leaves for that.
+    awaited: Option<(Instant, bool)>,
+    /// For how long the last false one counted, and until when.
+    distrust: Option<(Duration, Instant)>,
+}
+
+impl Alarm {
+    /// There is a sign that somebody is about to come.
+    pub fn rings(&mut self, now: Instant) -> Heed {
+        if self.awaited.is_some() {
+            return Heed::Same;
+        }
+        let rest = self.distrust.map_or(Duration::ZERO, |(_, until)| until.saturating_duration_since(now));
+        self.awaited = Some((now + GUARD, rest.is_zero()));
+        if rest.is_zero() { Heed::Leave } else { Heed::Look(rest) }
+    }
+
+    /// Whether somebody is awaited.
+    pub fn awaits(&self) -> bool {
+        self.awaited.is_some()
+    }
+
+    /// Somebody is there.
+    pub fn came(&mut self) {
+        if self.awaited.take().is_some() {
+            self.distrust = None;
+        }
+    }
+
+    /// Nobody is there at this time; where an alarm for which all was to leave has proved false just now, for how long alarms make nothing leave.
+    pub fn look(&mut self, now: Instant) -> Option<Duration> {
+        let (_, heeded) = self.awaited.take_if(|(until, _)| now >= *until)?;
+        if !heeded {
+            return None;
+        }
+        let time = match self.distrust {
+            // Soon behind the last one.
+            Some((time, until)) if now < until + time => (2 * time).min(LONGEST_GUARD),
+            _ => DISTRUSTED,
+        };
+        self.distrust = Some((time, now + time));
+        Some(time)
     }
 }
 
@@ -70,6 +158,67 @@ mod tests {
         assert!(!coming.note(Some(3), later + AWAITED));
         assert_eq!(coming.pause(QUICK, later + AWAITED), SELDOM);
         assert!(coming.note(Some(4), later + AWAITED));
+    }
+
+    #[test]
+    fn memory_in_use_that_grows_is_a_sign_and_that_falls_or_was_not_known_is_none() {
+        let mut used = InUse::default();
+        let noted: Vec<_> = [Some(7), Some(7), Some(9), Some(3), Some(4), None, Some(90), Some(91)]
+            .into_iter()
+            .map(|bytes| used.note(bytes))
+            .collect();
+        assert_eq!(noted, [None, None, Some(2), None, Some(1), None, None, Some(1)]);
+    }
+
+    #[test]
+    fn who_comes_behind_an_alarm_has_the_next_one_heeded_as_well() {
+        let now = Instant::now();
+        let mut alarm = Alarm::default();
+        for _ in 0..3 {
+            assert_eq!((alarm.rings(now), alarm.rings(now + GUARD / 2)), (Heed::Leave, Heed::Same));
+            assert_eq!(alarm.look(now + GUARD * 9 / 10), None);
+            assert!(alarm.awaits());
+            alarm.came();
+            assert!(!alarm.awaits());
+        }
+    }
+
+    /// However often programs begin that go elsewhere.
+    #[test]
+    fn false_alarms_have_memory_leave_more_and_more_seldom() {
+        let begun = Instant::now();
+        let (mut alarm, mut left) = (Alarm::default(), Vec::new());
+        for second in 0..7200 {
+            let now = begun + Duration::from_secs(second);
+            alarm.look(now);
+            if alarm.rings(now) == Heed::Leave {
+                left.push(second);
+            }
+        }
+        let pauses: Vec<u64> = left.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(left[0], 0);
+        let grow = pauses.windows(2).all(|pair| pair[0] <= pair[1] + GUARD.as_secs());
+        assert!(grow && pauses[0] >= DISTRUSTED.as_secs(), "{pauses:?}");
+        assert!(pauses.last() >= Some(&LONGEST_GUARD.as_secs()) && left.len() < 30, "{left:?}");
+        // One that is seen to come behind an alarm that was not heeded ends that.
+        let later = begun + Duration::from_secs(7200);
+        alarm.look(later + GUARD);
+        assert!(matches!(alarm.rings(later), Heed::Look(_)));
+        alarm.came();
+        assert_eq!(alarm.rings(later), Heed::Leave);
+    }
+
+    #[test]
+    fn a_false_alarm_long_ago_is_no_matter() {
+        let now = Instant::now();
+        let mut alarm = Alarm::default();
+        let mut false_one = |at: Instant| {
+            assert_eq!(alarm.rings(at), Heed::Leave);
+            alarm.look(at + GUARD)
+        };
+        assert_eq!(false_one(now), Some(DISTRUSTED));
+        assert_eq!(false_one(now + GUARD + DISTRUSTED), Some(2 * DISTRUSTED));
+        assert_eq!(false_one(now + 9 * DISTRUSTED), Some(DISTRUSTED));
     }
 
     #[test]

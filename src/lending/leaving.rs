@@ -33,6 +33,8 @@ pub enum Whom {
     Strangers(BTreeSet<u32>),
     /// Those who were there before, and find less free than is kept free for them.
     Reserve,
+    /// Whoever is about to come, by the GPU's memory in use: nobody is seen there yet.
+    Comer,
 }
 
 impl Whom {
@@ -41,7 +43,7 @@ impl Whom {
         match self {
             Self::Workers(pid) => *pid,
             Self::Strangers(pids) => pids.first().copied(),
-            Self::Reserve => None,
+            Self::Reserve | Self::Comer => None,
         }
     }
 }
@@ -99,8 +101,10 @@ impl Leaving {
         };
         match (&mut entry.whom, whom) {
             (Whom::Strangers(before), Whom::Strangers(more)) => before.extend(more),
-            // What is kept free is part of what leaves for those in any case.
-            (Whom::Workers(_) | Whom::Strangers(_), Whom::Reserve) => return,
+            // What is kept free is part of what leaves for those in any case, and who was about to come may be one of them.
+            (Whom::Workers(_) | Whom::Strangers(_), Whom::Reserve | Whom::Comer) | (Whom::Comer, Whom::Reserve) => {
+                return;
+            }
             (before, whom) => *before = whom,
         }
         entry.bytes = bytes;
@@ -277,6 +281,16 @@ mod tests {
         leaving.begin(1, strangers(&[8]), u64::MAX, now);
         assert_eq!(leaving.due(now), [Due { gpu: 1, whom: strangers(&[7, 8]), bytes: u64::MAX }]);
         assert!(leaving.tells(1) && !leaving.tells(1) && !leaving.tells(2));
+        // Who was about to come is one of those, and there is nothing less to be done for them.
+        leaving.begin(1, Whom::Comer, u64::MAX, now);
+        assert_eq!(leaving.all(), [(1, strangers(&[7, 8]))]);
+        leaving.begin(2, Whom::Reserve, 9, now);
+        leaving.begin(2, Whom::Comer, u64::MAX, now);
+        leaving.begin(2, Whom::Reserve, 9, now);
+        assert_eq!(leaving.due(now)[1], Due { gpu: 2, whom: Whom::Comer, bytes: u64::MAX });
+        leaving.begin(2, strangers(&[9]), u64::MAX, now);
+        assert_eq!(leaving.all()[1], (2, strangers(&[9])));
+        leaving.retain(|gpu, _| gpu != 2);
         let goes = |gone: u32| {
             move |_: u32, whom: &mut Whom| {
                 let Whom::Strangers(pids) = whom else { panic!("{whom:?}") };

@@ -7,13 +7,14 @@
 //! - **Seldom.** Who asks again at once is on its way to more, and asks for as much again as it has got so far ([`Growth`]).
 //! - **No ping-pong.** What was given stays away for a time, twice as long each time that it was asked for soon after it had come back, and comes back
 //!   only where beside the reserve as much again is free.
-//! - **Who cannot ask** is looked for, more often while somebody begins to use CUDA ([`Coming`]).
+//! - **Who cannot ask** is looked for, more often while somebody begins to use CUDA ([`Coming`]), and given way to before it is seen where a GPU's memory in use
+//!   grows by none of ours ([`InUse`], [`Alarm`]).
 //! - **What leaves unasked** is tried until it has left, and holds its program up for a bounded part of the time ([`Leaving`]).
 
 mod coming;
 mod leaving;
 
-pub use coming::Coming;
+pub use coming::{AWAITED, Alarm, Coming, Heed, InUse};
 pub use leaving::{Due, Leaving, Whom};
 
 use std::time::Duration;

@@ -6,7 +6,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The version of the layout.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// The size of a page in bytes, whatever it holds.
 pub const BYTES: usize = 64 << 10;
 /// The first bytes of every page. A machine of the other byte order does not find them.
@@ -24,6 +24,9 @@ const COUNTERS: usize = 32;
 
 /// Where the parts begin.
 pub(crate) const STATE: usize = 512;
+/// Whether the process takes memory of a GPU that it has no context on, or makes a context, and when it last did: nanoseconds of the monotonic clock, which all processes share, twice, and one more while it does.
+/// It is said before and behind, unlike the rest: others see the GPU's memory in use grow, and are to know whose doing it is.
+pub(crate) const TOOK: usize = 520;
 /// A word that changes whenever somebody wants to be heard by the process: it sleeps on the first half (a futex). What it says means
 /// nothing, and no reader looks at it.
 pub(crate) const BELL: usize = 576;

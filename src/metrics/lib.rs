@@ -38,7 +38,7 @@ pub use line::{Serving, Standing};
 #[cfg(not(loom))]
 pub use map::{Map, NoPage, ring};
 pub use model::{
-    Context, Finding, Gpu, Label, Levels, Loan, Pinned, Place, Process, Residence, Site, Snapshot, Table, now,
+    Context, Finding, Gpu, Label, Levels, Loan, Pinned, Place, Process, Residence, Site, Snapshot, Table, Took, now,
 };
 /// Labels that a page has room for.
 pub const LABELS: usize = layout::LABELS;

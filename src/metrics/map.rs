@@ -1,8 +1,8 @@
 //! A page's file, mapped and never touched.
 
 use crate::folder::Folder;
-use crate::layout::{BELL, BYTES};
-use crate::model::Process;
+use crate::layout::{BELL, BYTES, TOOK};
+use crate::model::{Process, Took};
 use crate::page::{Memory, Page};
 use crate::reader::Source;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, fallocate, openat, renameat, unlinkat};
@@ -78,6 +78,11 @@ impl Map {
     pub fn bell(&self) -> Option<u32> {
         let mut word = [0; size_of::<u32>()];
         self.read(BELL, &mut word).is_ok().then(|| u32::from_ne_bytes(word))
+    }
+
+    /// Says whether the process takes memory of GPUs. By any of its threads, one at a time.
+    pub fn tell_took(&self, took: Took) {
+        let _ = self.store(TOOK, &took.word().to_ne_bytes());
     }
 
     /// Rings the process's own bell: for another of its threads. `false`: the file was cut.

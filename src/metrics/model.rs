@@ -322,6 +322,30 @@ impl<T> From<Vec<T>> for Table<T> {
     }
 }
 
+/// Whether a process takes memory of a GPU that it has no context on, or makes a context: what others see of a GPU as in use and cannot see whose it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Took {
+    /// It does so now.
+    pub is_taking: bool,
+    /// When it had last done so, in nanoseconds of the monotonic clock; 0: never.
+    pub last: u64,
+}
+
+impl Took {
+    /// Whether it did at any time since then.
+    pub fn is_since(self, nanoseconds: u64) -> bool {
+        self.is_taking || self.last != 0 && self.last >= nanoseconds
+    }
+
+    pub(crate) fn word(self) -> u64 {
+        self.last << 1 | u64::from(self.is_taking)
+    }
+
+    pub(crate) fn of_word(word: u64) -> Self {
+        Self { is_taking: word & 1 != 0, last: word >> 1 }
+    }
+}
+
 /// All that a page said.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
@@ -329,6 +353,9 @@ pub struct Snapshot {
     pub process: Process,
     /// The process has said that it is about to end.
     pub ended: bool,
+    /// Whether it takes memory of GPUs that it has no context on.
+    #[serde(skip)]
+    pub took: Took,
     /// By [`Counter`]; see [`Snapshot::counter`].
     #[serde(serialize_with = "by_name")]
     pub counters: [u64; Counter::ALL.len()],

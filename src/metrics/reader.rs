@@ -2,7 +2,7 @@
 //! bytes, and a file that is too short is an error, not a signal, since it is read and not mapped.
 
 use crate::layout::{self, BYTES, Counter, Group, Header, MAGIC, VERSION};
-use crate::model::{Process, Snapshot, zeroed};
+use crate::model::{Process, Snapshot, Took, zeroed};
 use crate::process::Identity;
 use crate::seqlock;
 use crate::sync::{AtomicU64, Ordering};
@@ -134,6 +134,7 @@ pub fn read(source: &(impl Source + ?Sized)) -> std::result::Result<Snapshot, Un
     Ok(Snapshot {
         process: Process::from(&*header),
         ended: *part::<u64>(source, layout::STATE)? != layout::RUNNING,
+        took: Took::of_word(*part::<u64>(source, layout::TOOK)?),
         counters,
         levels: (&*group::<layout::Levels>(source)?).into(),
         contexts: (&*group::<layout::Contexts>(source)?).into(),

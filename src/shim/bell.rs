@@ -80,7 +80,8 @@ pub fn wake() {
     }
 }
 
-fn page() -> Option<&'static Map> {
+/// The page that the agent sleeps at, where there is one.
+pub fn page() -> Option<&'static Map> {
     PAGE.get().filter(|_| !PAGE_IS_CUT.load(Ordering::Relaxed))
 }
 

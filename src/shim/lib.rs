@@ -30,6 +30,7 @@ mod run;
 mod secret;
 mod serve;
 mod suspend;
+mod taking;
 mod tiers;
 mod watch;
 

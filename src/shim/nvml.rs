@@ -37,6 +37,12 @@ impl Nvml {
         self.0.memory(uuid).map(|memory| memory.free)
     }
 
+    /// Bytes of a GPU that are in use, whoever has them.
+    pub fn used(&self, uuid: &Uuid) -> Option<u64> {
+        let _sheltered = cancel::shelter();
+        self.0.memory(uuid).map(|memory| memory.used)
+    }
+
     /// Whether confidential computing is on, where NVML tells.
     pub fn is_confidential(&self) -> Option<bool> {
         let _sheltered = cancel::shelter();

@@ -9,7 +9,7 @@ use crate::settings::Settings;
 use crate::space::Space;
 use crate::{fault, report};
 use parking_lot::{Mutex, RwLock};
-use simmachine::Machine;
+use simmachine::{Machine, Use, gpu_place};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -89,6 +89,10 @@ impl Driver {
                 Ok(Gpu { index, store, primary: Mutex::default(), pools: Mutex::default() })
             })
             .collect::<Result<_, String>>()?;
+        for &(index, bytes) in settings.init_bytes.iter().filter(|(index, _)| settings.visible.contains(index)) {
+            // Where there is no room, what a real driver does was not seen; here it goes on without.
+            let _ = machine.charge(gpu_place(index), Use::Init, bytes);
+        }
         let hosts = (0..settings.host_nodes)
             .map(|node| Store::new(&machine, Place::Host(node), node as usize, settings.node_bytes()))
             .collect::<Result<_, String>>()?;

@@ -45,7 +45,7 @@ impl StoreUsage {
         match purpose {
             Use::Plain => &mut self.plain,
             Use::Vmm => &mut self.vmm,
-            Use::Context => &mut self.contexts,
+            Use::Context | Use::Init => &mut self.contexts,
             Use::Pinned => &mut self.pinned,
             Use::Managed => &mut self.managed,
         }

@@ -29,7 +29,7 @@ pub const MAX_PLACE_BYTES: u64 = 4 << 40;
 const GPUS: usize = 32;
 const NODES: usize = 16;
 pub(crate) const PLACES: usize = GPUS + NODES;
-const USES: usize = 5;
+const USES: usize = 6;
 /// Processes at a time. A frame's owner is one byte.
 pub(crate) const SLOTS: usize = 250;
 const RECORDS: usize = 1 << 14;
@@ -59,6 +59,8 @@ pub enum Use {
     Pinned,
     /// Pages of managed memory that are here now.
     Managed,
+    /// What `cuInit` takes before there is a context.
+    Init,
 }
 
 /// The place of the GPU with this number in the machine.

@@ -21,6 +21,8 @@ pub struct Settings {
     pub pinned_resident: bool,
     /// Bytes a context takes from its GPU (`SIMCUDA_CONTEXT_MIB`).
     pub context_bytes: u64,
+    /// What `cuInit` takes from a GPU, by physical index, long before there is a context (`SIMCUDA_INIT_MIB`).
+    pub init_bytes: Vec<(usize, u64)>,
     /// Bytes that a GPU takes for each 2 MiB mapped for it (`SIMCUDA_PAGE_TABLES`).
     pub page_tables: u64,
     /// The CUDA version answered, 1000 × major + 10 × minor (`SIMCUDA_DRIVER`).
@@ -105,6 +107,7 @@ impl Settings {
             context_bytes: parse(named("SIMCUDA_CONTEXT_MIB", "523"), "a number of MiB", |text| {
                 text.parse::<u64>().ok()?.checked_mul(1 << 20)
             })?,
+            init_bytes: parse(named("SIMCUDA_INIT_MIB", ""), "GPU=MIB, several with commas", init_bytes)?,
             page_tables: parse(named("SIMCUDA_PAGE_TABLES", "0"), "a number of bytes up to 2097152", |text| {
                 text.parse().ok().filter(|bytes| *bytes <= GRANULE)
             })?,
@@ -157,6 +160,15 @@ fn fabric(text: &str) -> Option<Option<([u8; 16], u32)>> {
     let (cluster, clique) = text.split_once(':')?;
     let number = u128::from_str_radix(cluster, 16).ok().filter(|_| cluster.len() == 32)?;
     Some(Some((number.to_be_bytes(), clique.parse().ok()?)))
+}
+
+/// `0=4,1=4`.
+fn init_bytes(text: &str) -> Option<Vec<(usize, u64)>> {
+    let one = |text: &str| {
+        let (gpu, mib) = text.split_once('=')?;
+        Some((gpu.parse().ok()?, mib.parse::<u64>().ok()?.checked_mul(1 << 20)?))
+    };
+    text.split(',').filter(|part| !part.is_empty()).map(one).collect()
 }
 
 /// `0=/sys/fs/cgroup/job:1048576:104857600`, several with commas.
@@ -297,6 +309,7 @@ mod tests {
             ("SIMCUDA_HOST_NODES", "0"),
             ("SIMCUDA_PINNED", "locked"),
             ("SIMCUDA_CONTEXT_MIB", "-1"),
+            ("SIMCUDA_INIT_MIB", "4"),
             ("SIMCUDA_PAGE_TABLES", "4KiB"),
             ("SIMCUDA_DRIVER", "12"),
             ("SIMCUDA_VMM", "yes"),

@@ -2,7 +2,7 @@
  * How early it shows that a program comes to a GPU.
  *   comers watch GPU COMMAND…   starts it and prints each sign, in ms behind the start: the driver's files opened (inotify), their users counted by the kernel's modules
  *                               (refcnt), the process in NVML's list of that GPU, the GPU's memory in use, and what the command itself says in lines "mark NAME SECONDS"
- *                               (of the monotonic clock). First what looking costs, and which files NVML itself opens meanwhile.
+ *                               (of the monotonic clock). Then by how much the memory in use of each GPU of the machine had grown when, so that it shows whether a sign is of that GPU alone. First what looking costs, and which files NVML itself opens meanwhile.
  *   comers come GPU COUNT       such a command: a context, and COUNT blocks of 1 GiB at once
  * A sign that does not show is "never".
  */
@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { FILES = 40, LOOKS = 40, PROCESSES = 64 };
+enum { FILES = 40, LOOKS = 40, PROCESSES = 64, GPUS = 16, STEPS = 24 };
 static const char *const MODULES[] = {"nvidia_uvm", "nvidia"};
 
 static double seconds(void)
@@ -134,11 +134,62 @@ static unsigned listed(void)
     return code ? 0 : count;
 }
 
-static unsigned long long used(void)
+static unsigned long long used_of(NvmlDevice gpu)
 {
     NvmlMemory memory = {0, 0, 0};
-    NVML("nvmlDeviceGetMemoryInfo", NvmlDevice, NvmlMemory *)(device, &memory);
+    NVML("nvmlDeviceGetMemoryInfo", NvmlDevice, NvmlMemory *)(gpu, &memory);
     return memory.used;
+}
+
+static unsigned long long used(void) { return used_of(device); }
+
+/* The memory in use of each GPU, before, at the last look, and the first changes of it. */
+static struct {
+    NvmlDevice device;
+    unsigned long long before, last;
+    struct {
+        double at;
+        long long more;
+    } steps[STEPS];
+    int count;
+} all_gpus[GPUS];
+static unsigned gpu_count;
+
+static void find_all_gpus(void)
+{
+    NVML("nvmlDeviceGetCount_v2", unsigned *)(&gpu_count);
+    gpu_count = gpu_count < GPUS ? gpu_count : GPUS;
+    for (unsigned i = 0; i < gpu_count; i++) {
+        all_gpus[i].device = nvml_device(i);
+        all_gpus[i].before = all_gpus[i].last = used_of(all_gpus[i].device);
+    }
+}
+
+static void *look_at_all_gpus(void *unused)
+{
+    while (!atomic_load(&is_over)) {
+        for (unsigned i = 0; i < gpu_count; i++) {
+            unsigned long long now = used_of(all_gpus[i].device);
+            if (now != all_gpus[i].last && all_gpus[i].count < STEPS) {
+                all_gpus[i].steps[all_gpus[i].count].at = seconds();
+                all_gpus[i].steps[all_gpus[i].count++].more = (long long)(now - all_gpus[i].before);
+            }
+            all_gpus[i].last = now;
+        }
+        usleep(500);
+    }
+    return unused;
+}
+
+static void tell_all_gpus(void)
+{
+    for (unsigned i = 0; i < gpu_count; i++) {
+        printf("memory in use of GPU %u, %llu KiB before, more at ms:", i, all_gpus[i].before >> 10);
+        for (int step = 0; step < all_gpus[i].count; step++)
+            printf(" %.1f: %lld KiB%s", (all_gpus[i].steps[step].at - begun) * 1e3, all_gpus[i].steps[step].more / 1024,
+                   step + 1 < all_gpus[i].count ? "," : "");
+        puts(all_gpus[i].count ? "" : " never");
+    }
 }
 
 static void *look_at_list(void *unused)
@@ -184,7 +235,7 @@ static int watch(unsigned gpu, char **command)
 {
     int pipes[2], status;
     char line[256];
-    pthread_t threads[4];
+    pthread_t threads[5];
     if (NVML("nvmlInit_v2", void)() != 0) {
         puts("NVML: not to be initialised");
         return 1;
@@ -203,6 +254,7 @@ static int watch(unsigned gpu, char **command)
         users_before[i] = users(MODULES[i]);
         printf("users of %s before: %ld\n", MODULES[i], users_before[i]);
     }
+    find_all_gpus();
     listed_before = listed(), used_before = used();
     fflush(stdout);
     if (pipe(pipes))
@@ -211,6 +263,7 @@ static int watch(unsigned gpu, char **command)
     pthread_create(&threads[1], NULL, look_at_modules, NULL);
     pthread_create(&threads[2], NULL, look_at_list, NULL);
     pthread_create(&threads[3], NULL, look_at_memory, NULL);
+    pthread_create(&threads[4], NULL, look_at_all_gpus, NULL);
     begun = seconds();
     pid_t child = fork();
     if (child == 0) {
@@ -232,7 +285,7 @@ static int watch(unsigned gpu, char **command)
     }
     waitpid(child, &status, 0);
     atomic_store(&is_over, 1);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 5; i++)
         pthread_join(threads[i], NULL);
     for (int i = 0; i < file_count; i++)
         if (files[i].count)
@@ -244,6 +297,7 @@ static int watch(unsigned gpu, char **command)
     sign("in NVML's list", is_listed);
     sign("memory in use", memory_grows);
     sign("256 MiB more in use", memory_has_context);
+    tell_all_gpus();
     printf("the longest look at NVML's list meanwhile: %.1f ms\n", longest_list * 1e3);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }

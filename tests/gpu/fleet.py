@@ -144,7 +144,12 @@ def comers(lab):
     watcher = building.watcher(lab, "comers")
     gpu = len(lab.machine.gpus) - 1
     env = {"CUDA_MODULE_LOADING": "LAZY"}
-    commands = [("plain C", [watcher, "come", gpu, 4])]
+    # On another GPU than the one that it is looked at, and where it sees that one alone: whether the sign says which GPU it goes to.
+    alone = ["env", f"CUDA_VISIBLE_DEVICES={gpu}", watcher, "come", 0, 4]
+    elsewhere = ["env", "CUDA_VISIBLE_DEVICES=0", watcher, "come", 0, 4]
+    commands = [("plain C", [watcher, "come", gpu, 4]), ("plain C that sees it alone", alone), ("plain C that sees another one alone", elsewhere)]
+    if gpu:
+        commands.append(("plain C that goes to another one", [watcher, "come", 0, 4]))
     for module in ("cupy", "torch"):
         try:
             needs_modules(module)

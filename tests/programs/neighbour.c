@@ -1,5 +1,6 @@
 /*
- * neighbour [GPU]: a program beside others on the same GPUs. Does what the lines of its standard input say on that GPU (0), and answers each with one line.
+ * neighbour [GPU [steps]]: a program beside others on the same GPUs. Does what the lines of its standard input say on that GPU (0), and answers each with one line.
+ *   With "steps" it begins only as it is told to: first "init" (cuInit), then "context", and then the others.
  *   take MIB         a block that it fills; how long that took in ms, or the driver's error
  *   piece KIB        a block of so many KiB, the same way
  *   own MIB          the same of memory of its own (cuMemCreate)
@@ -142,11 +143,37 @@ static void churn(int seconds, unsigned seed, size_t most)
     printf("%llu %llu %llu %.0f\n", (unsigned long long)rounds, (unsigned long long)found, (unsigned long long)refused, longest);
 }
 
+/* A list of faults is long. */
+static char line[1 << 16];
+
+/* Whether the next line is this one; it is the only one that may come now. */
+static int is_told(const char *step)
+{
+    if (!fgets(line, sizeof line, stdin))
+        return 0;
+    line[strcspn(line, "\n")] = 0;
+    REQUIRE(strcmp(line, step) == 0);
+    return 1;
+}
+
 int main(int arguments, char **values)
 {
-    /* A list of faults is long. */
-    static char line[1 << 16];
     int device = arguments > 1 ? atoi(values[1]) : 0;
+    if (arguments > 2 && strcmp(values[2], "steps") == 0) {
+        if (!is_told("init"))
+            return 0;
+        CHECK(cuInit(0));
+        puts("begun");
+        fflush(stdout);
+        if (!is_told("context"))
+            return 0;
+        CUdevice gpu_number;
+        CUcontext context;
+        CHECK(cuDeviceGet(&gpu_number, device));
+        CHECK(cuDevicePrimaryCtxRetain(&context, gpu_number));
+        puts("there");
+        fflush(stdout);
+    }
     open_gpu(&gpu, device);
     CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     while (fgets(line, sizeof line, stdin)) {

@@ -3,6 +3,7 @@
  *   gpus       every GPU: name, UUID, PCI address, links to the others
  *   idle       clock and power of GPU 0 before and after a context is made on it, and after it ended
  *   handles    a GPU by UUID and by PCI address is the GPU by index; strangers are refused
+ *   begins     alone: memory in use and processes of both GPUs before cuInit, behind it, and with a context on GPU 1
  *   events     waits for what this program writes into the file of SIMCUDA_EVENTS
  *   ended      last: what NVML answers after the end, if nobody else in the process uses it
  */
@@ -165,11 +166,37 @@ static void again(void)
     printf("mapped by 100 questions: %s\n", mappings() - before < 20 ? "nothing" : "something");
 }
 
+static void tell_in_use(const char *when)
+{
+    printf("%s:", when);
+    for (unsigned i = 0; i < count(); i++) {
+        uint64_t mine;
+        int processes = nvml_processes(i, getpid(), &mine);
+        printf(" %llu MiB, %d processes%s", nvml_memory(i).used / MIB, processes, i + 1 < count() ? ";" : "\n");
+    }
+}
+
+static void begins(void)
+{
+    CUcontext context;
+    CUdevice device;
+    tell_in_use("before");
+    CHECK(cuInit(0));
+    tell_in_use("begun");
+    CHECK(cuDeviceGet(&device, 1));
+    CHECK(cuDevicePrimaryCtxRetain(&context, device));
+    tell_in_use("there");
+    CHECK(cuDevicePrimaryCtxRelease_v2(device));
+    tell_in_use("left");
+}
+
 int main(int argc, char **argv)
 {
     unsigned none;
     printf("before init: %d\n", NVML("nvmlDeviceGetCount_v2", unsigned *)(&none));
     REQUIRE(NVML("nvmlInitWithFlags", unsigned)(0) == 0);
+    if (argc > 1 && !strcmp(argv[1], "begins"))
+        begins();
     CHECK(cuInit(0));
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "gpus"))

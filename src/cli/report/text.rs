@@ -5,6 +5,7 @@ mod chart;
 mod contexts;
 mod far;
 mod findings;
+mod given;
 mod growth;
 mod limits;
 mod memory;
@@ -32,6 +33,7 @@ pub fn render(logs: &Logs, found: &[Found], colours: bool) -> String {
         oom::told(&mut page, logs, &labels);
         far::section(&mut page, logs, &labels);
         moves::section(&mut page, logs, &labels);
+        given::section(&mut page, logs, &labels);
         pinned::section(&mut page, logs, &labels);
         modules::section(&mut page, logs, &labels);
         limits::section(&mut page, logs, &labels);

@@ -6,7 +6,7 @@
 
 use gpupool_metrics::{
     BYTES, Context, Counter, Finding, Gpu, Identity, Label, Levels, Loan, Page, Pinned, Place, Process, Residence,
-    Site, Snapshot, Table, Unreadable, VERSION, identify, read,
+    Site, Snapshot, Table, Took, Unreadable, VERSION, identify, read,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -143,6 +143,7 @@ prop_compose! {
         Snapshot {
             process: process(),
             ended: false,
+            took: Took::default(),
             counters,
             levels,
             contexts: contexts.into(),
@@ -219,6 +220,7 @@ fn empty() -> Snapshot {
     Snapshot {
         process: process(),
         ended: false,
+        took: Took::default(),
         counters: [0; Counter::ALL.len()],
         levels: Levels::default(),
         contexts: Table::default(),
@@ -253,6 +255,20 @@ fn the_end_is_told() {
     assert!(Page::end(page.memory()));
     let told = read(&memory[..]).unwrap();
     assert_eq!((told.ended, told.counter(Counter::Trims)), (true, 5));
+}
+
+/// By the process itself through its mapping, whose byte that is.
+#[test]
+fn whether_it_takes_memory_is_told_beside_the_rest() {
+    let memory = memory();
+    let _ = begin(&memory);
+    let took = |word: u64| {
+        memory[520 / 8].store(word, Ordering::Relaxed);
+        read(&memory[..]).unwrap().took
+    };
+    assert!(!took(0).is_since(0));
+    assert_eq!(took(7 << 1 | 1), Took { is_taking: true, last: 7 });
+    assert!(took(7 << 1 | 1).is_since(9) && took(7 << 1).is_since(7) && !took(7 << 1).is_since(8));
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Who can give host memory back when the host is short of it. What keeps freed memory lies above this, so the list is handed
 //! over by the start of the library.
 
+use crate::taking::Taking;
+use crate::watch::context;
+use gpupool_cuda::Device;
 use gpupool_pool::Place;
 use once_cell::race::OnceBox;
 
@@ -28,11 +31,14 @@ pub fn reclaim(why: &str) -> u64 {
     all().map(|reclaimer| (reclaimer.give_back)(why)).sum()
 }
 
-/// Memory is about to be made at this place: what no limit counts makes room for it. No allocation, since the gate may be closed.
-pub fn make_room_at(place: Place) {
+/// Memory is about to be made at this place, until what this returns is dropped: what no limit counts makes room for it, and others hear whose it is. No allocation, since the gate may be closed.
+#[must_use = "others hear whose memory it is until it is dropped"]
+pub fn make_room_at(place: Place) -> Option<Taking> {
     if place.is_host() {
         all().filter(|reclaimer| reclaimer.goes_first).for_each(|reclaimer| {
             (reclaimer.give_back)("memory on the host");
         });
     }
+    // Where it has a context it is seen by that.
+    matches!(place, Place::Gpu(gpu) if !context::is_on(Device::of(gpu))).then(Taking::begin)
 }

@@ -86,7 +86,7 @@ impl Vmm {
     }
 
     fn make(&self, place: Place, bytes: u64) -> Result<Physical, Fault<CuResult>> {
-        reclaim::make_room_at(place);
+        let _taking = reclaim::make_room_at(place);
         let mut create = |properties: &Properties| self.driver.create(bytes, properties);
         let mut make = || match self.sharing.get(&place) {
             Some(sharing) => sharing.create(place, &mut create),

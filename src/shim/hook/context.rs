@@ -5,6 +5,7 @@ use super::{Real, rest, retry, stream, submit};
 use crate::fence;
 use crate::gate;
 use crate::serve::{handles, pinned};
+use crate::taking::Taking;
 use crate::watch::{
     arguments, capture,
     context::{self, Before, By, Kind, Making, end, policy, unseen},
@@ -129,7 +130,9 @@ fn making(
     context::sweep(driver, call);
     let before = if new { Before::look(driver, device) } else { Before::unknown() };
     let _making = Making::begin();
+    let taking = new.then(Taking::begin);
     let result = retry::call_on(real, device);
+    drop(taking);
     let Some(context) = result.is_ok().then(|| made(driver)).flatten() else { return result };
     let added = context::add(driver, Some(context), device, kind, call, before);
     if let Err(refused) = added.reaches {

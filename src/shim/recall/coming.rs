@@ -1,12 +1,55 @@
-//! Whether somebody begins to use CUDA, so that it is to be looked more often who has come ([`gpupool_lending::Coming`]).
+//! Who is about to come to a GPU that is borrowed from, before NVML lists it there: by the GPU's memory in use ([`look_at`]), for which what is borrowed leaves, and by the driver's open files
+//! ([`pause`]), for which it is only looked more often ([`gpupool_lending::Coming`]).
+//!
+//! Only where nobody has a context: whoever has one may take memory at any moment, and is no comer for that. What is there then is borrowed, and the number grows by a borrower of ours, by one of ours that calls
+//! `cuInit`, or by a program that cannot ask. The first two are told apart by what they say themselves ([`taking`]) and by what the kernel tells of processes that have no page yet.
 
+use super::{at_work, give, leaving, neighbours};
+use crate::backing::topology::Gpu;
+use crate::clock::monotonic_nanoseconds;
 use crate::serve::memory::idle::Part;
+use crate::{log, nvml, taking};
+use gpupool_config::format_size;
+use gpupool_events::RecallSign;
 use gpupool_interpose::cancel;
-use gpupool_lending::Coming;
+use gpupool_lending::{AWAITED, Alarm, Coming, Heed, InUse, Whom};
+use gpupool_metrics::folder::Folder;
+use gpupool_metrics::stat;
 use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 static COMING: Mutex<Coming> = Mutex::new(Coming::new());
+static WATCHED: Mutex<BTreeMap<u32, Watched>> = Mutex::new(BTreeMap::new());
+/// By number and start, those of ours without a page that a growth was put down to, and when first: `cuInit` is called once.
+static BEGUN: Mutex<BTreeMap<(u32, u64), Instant>> = Mutex::new(BTreeMap::new());
+
+/// What is known of a GPU that is borrowed from, or was when somebody was about to come.
+#[derive(Default)]
+struct Watched {
+    used: InUse,
+    /// Whether it is known, and the next look can be compared with it.
+    is_known: bool,
+    /// When that was asked, in nanoseconds of the monotonic clock.
+    asked: u64,
+    alarm: Alarm,
+}
+
+impl Watched {
+    /// So much is in use; by how much more than at the last look.
+    fn note(&mut self, gpu: u32, used: Option<u64>) -> Option<u64> {
+        if self.is_known != used.is_some() {
+            self.is_known = used.is_some();
+            let when = if self.is_known { "from now on, as nobody has a context there" } else { "no more" };
+            tracing::debug!(
+                target: "gpupool::memory", about = "awaited", device = gpu,
+                "how much of GPU {gpu} is in use is looked at {when}"
+            );
+        }
+        self.used.note(used)
+    }
+}
 
 /// How long the next look may wait behind one that has taken so long: all that look who has come ask for it each time.
 pub fn pause(took: Duration) -> Duration {
@@ -24,4 +67,141 @@ pub fn pause(took: Duration) -> Duration {
         );
     }
     coming.pause(took, now)
+}
+
+/// Whether somebody is awaited on a GPU: it is looked at also once nothing is there any more.
+pub fn is_awaited(gpu: u32) -> bool {
+    WATCHED.lock().get(&gpu).is_some_and(|watched| watched.alarm.awaits())
+}
+
+/// A GPU is looked at no more: what comes to be in use there meanwhile is no sign once it is looked at again.
+pub fn stop(gpu: u32) {
+    if let Some(watched) = WATCHED.lock().get_mut(&gpu) {
+        watched.note(gpu, None);
+    }
+}
+
+/// Looks how much of a GPU is in use, and has all leave that is borrowed there if that grew by none of ours. `is_empty`: nobody has a context there, as of now.
+pub fn look_at(gpu: &Gpu, is_empty: bool) {
+    let ordinal = gpu.ordinal;
+    let now = monotonic_nanoseconds();
+    // NVML opens files, which a child of a fork would have as well.
+    let used = is_empty.then(|| Part::begin().and_then(|_part| nvml::get()?.used(&gpu.uuid))).flatten();
+    let mut all = WATCHED.lock();
+    let watched = all.entry(ordinal).or_default();
+    let more = watched.note(ordinal, used);
+    let before = std::mem::replace(&mut watched.asked, now);
+    if !is_empty {
+        watched.alarm.came();
+        drop(all);
+        leaving::has_come(ordinal);
+        return;
+    }
+    let over = watched.alarm.look(Instant::now());
+    drop(all);
+    if let Some(time) = over {
+        leaving::has_come(ordinal);
+        tracing::info!(
+            target: "gpupool::memory", about = "awaited", device = ordinal,
+            "nobody came to GPU {ordinal} after all, so what left it comes back where there is room then; for {} s nothing leaves it before somebody is seen there",
+            time.as_secs()
+        );
+    } else if !is_awaited(ordinal) {
+        leaving::has_come(ordinal);
+    }
+    if let Some(bytes) = more {
+        grew(ordinal, bytes, before);
+    }
+}
+
+/// A GPU's memory in use grew by so much since then.
+fn grew(gpu: u32, bytes: u64, since: u64) {
+    if let Some(who) = explained(since) {
+        tracing::debug!(
+            target: "gpupool::memory", about = "awaited", device = gpu,
+            "the memory in use of GPU {gpu} grew by {}, by {who}", format_size(bytes)
+        );
+        return;
+    }
+    let now = Instant::now();
+    COMING.lock().expect(now);
+    let heed = WATCHED.lock().entry(gpu).or_default().alarm.rings(now);
+    let borrowed = give::on_gpu(gpu);
+    let leaves = match heed {
+        Heed::Same => return,
+        Heed::Leave => true,
+        Heed::Look(_) => false,
+    };
+    log::emit(|| {
+        let then = match heed {
+            Heed::Look(time) => format!(
+                "; as nobody came behind the last such sign, nothing leaves for another {} s before somebody is seen there",
+                time.as_secs()
+            ),
+            Heed::Leave | Heed::Same => {
+                format!(", and all {} that this process has there leave", format_size(borrowed))
+            }
+        };
+        let text = format!(
+            "somebody is about to come to GPU {gpu}: its memory in use grew by {}, and no process under gpupool took that{then}",
+            format_size(bytes)
+        );
+        (RecallSign { device: gpu, bytes, borrowed, leaves }, text)
+    });
+    if leaves {
+        leaving::begin(gpu, Whom::Comer, u64::MAX);
+    }
+}
+
+/// Who of ours took memory since then, or begins to use CUDA; in words.
+fn explained(since: u64) -> Option<String> {
+    if taking::last().is_since(since) {
+        return Some("this process".to_owned());
+    }
+    let folder = Folder::around(super::page()?).ok()?;
+    let taker = neighbours::snapshots(&folder).into_iter().find(|told| told.took.is_since(since));
+    if let Some(told) = taker {
+        return Some(format!("process {}", told.process.identity.pid));
+    }
+    let known: BTreeSet<u32> = neighbours::all(&folder).into_iter().collect();
+    beginner(&known).map(|pid| format!("process {pid} under gpupool, which begins to use CUDA"))
+}
+
+/// One of ours that has no page, as it has allocated nothing yet, and that no earlier growth was put down to: `cuInit` takes memory of each GPU that it sees, or may. Processes of other containers and users
+/// are not seen, and count as those that cannot ask.
+fn beginner(known: &BTreeSet<u32>) -> Option<u32> {
+    let _sheltered = cancel::shelter();
+    // An open folder of /proc is a file that the child of a fork would have as well.
+    let _part = Part::begin()?;
+    let (user, folder) = (std::fs::metadata("/proc/self").ok()?.uid(), session("self")?);
+    let now = Instant::now();
+    let mut begun = BEGUN.lock();
+    begun.retain(|(pid, started), _| stat(*pid).is_some_and(|stat| stat.started == *started));
+    let numbers = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        (entry.metadata().ok()?.uid() == user).then_some(pid)
+    });
+    let own = std::process::id();
+    for pid in numbers.filter(|pid| *pid != own && !known.contains(pid)) {
+        let Some(stat) = stat(pid) else { continue };
+        let is_fresh = || begun.get(&(pid, stat.started)).is_none_or(|first| now < *first + AWAITED);
+        if is_fresh() && session(&pid.to_string()).is_some_and(|of| of == folder) && uses_cuda_with_us(pid) {
+            begun.entry((pid, stat.started)).or_insert(now);
+            return Some(pid);
+        }
+    }
+    None
+}
+
+/// Where a process looks for others: one of another session has its page elsewhere, and is not known to have one. `None`: it is not to be read.
+fn session(process: &str) -> Option<Option<Vec<u8>>> {
+    let variables = std::fs::read(format!("/proc/{process}/environ")).ok()?;
+    let folder = variables.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"XDG_RUNTIME_DIR="));
+    Some(folder.map(<[u8]>::to_vec))
+}
+
+/// Whether a process has the driver loaded, and this library or the command, whose helper keeps GPUs awake.
+fn uses_cuda_with_us(pid: u32) -> bool {
+    let Ok(maps) = std::fs::read_to_string(format!("/proc/{pid}/maps")) else { return false };
+    maps.contains("cuda.so") && (maps.contains("libgpupool") || at_work::is_helper(pid))
 }

@@ -50,7 +50,7 @@ pub fn give_way(
     let Some(ordinal) = ordinal else { return Ok(Vacated::default()) };
     // Whoever asked waits, and is not to wait in vain.
     let rest = Duration::MAX;
-    Ok(give(ordinal, Gives { bytes, terms, pid: Some(pid), rest }, deadline, is_wanted, progress))
+    Ok(give(ordinal, Gives { bytes, terms, pid: Some(pid), why: "asked", rest }, deadline, is_wanted, progress))
 }
 
 /// What is given.
@@ -60,6 +60,8 @@ pub(super) struct Gives {
     pub terms: Terms,
     /// Who gets it.
     pub pid: Option<u32>,
+    /// Why, in a word for the log.
+    pub why: &'static str,
     /// For how long the program's coming to rest is waited for, of the time that there is.
     pub rest: Duration,
 }
@@ -73,7 +75,7 @@ pub(super) fn give(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
     let begun = Instant::now();
-    let Gives { bytes, terms: Terms { lent, floor }, pid, rest } = gives;
+    let Gives { bytes, terms: Terms { lent, floor }, pid, why, rest } = gives;
     let taken = || on_gpu(gpu);
     let before = taken();
     let most = bytes.min(before.saturating_sub(floor));
@@ -108,14 +110,18 @@ pub(super) fn give(
     done.moved = freed;
     if freed > 0 {
         log::emit(|| {
-            let who = pid.map_or_else(|| "another program".to_owned(), |pid| format!("process {pid}"));
+            let who = match (pid, why) {
+                (Some(pid), _) => format!("process {pid}"),
+                (None, "growth") => "whoever is about to come there".to_owned(),
+                (None, _) => "another program".to_owned(),
+            };
             let asked =
                 if bytes == u64::MAX { String::new() } else { format!(", which asked for {}", format_size(bytes)) };
             let text = format!("{} of GPU {gpu} were given to {who}{asked}", format_size(freed));
             let microseconds = done.took.as_micros() as u64;
             // Who comes without a word wants all of it.
             let bytes = if bytes == u64::MAX { before } else { bytes };
-            (RecallGive { device: gpu, bytes, freed, pid, microseconds }, text)
+            (RecallGive { device: gpu, bytes, freed, pid, why: why.to_owned(), microseconds }, text)
         });
     }
     done

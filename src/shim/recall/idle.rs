@@ -103,6 +103,7 @@ pub fn look() -> Option<Duration> {
     if !terms::keeps_to_its_own() {
         // The user has said which GPUs lend, or the other ranks have left.
         terms::lend_while_idle(&gpus, false);
+        gpus.iter().for_each(|gpu| coming::stop(*gpu));
         return None;
     }
     let begun = Instant::now();
@@ -110,16 +111,25 @@ pub fn look() -> Option<Duration> {
     if !left.is_zero() {
         return Some(left);
     }
-    let is_unused = |gpu: u32, time: Duration| time > UNUSED && give::on_gpu(gpu) == 0;
+    // What left for somebody who is about to come is not unused before that one is there, or not.
+    let is_unused = |gpu: u32, time: Duration| time > UNUSED && give::on_gpu(gpu) == 0 && !coming::is_awaited(gpu);
     let unused: Vec<u32> = lent.into_iter().filter(|(gpu, time)| is_unused(*gpu, *time)).map(|(gpu, _)| gpu).collect();
     terms::lend_while_idle(&unused, false);
     // What somebody has asked for there meanwhile is not used by nobody any more.
     for gpu in unused {
+        coming::stop(gpu);
         tracing::info!(
             target: "gpupool::memory", about = "idle_lent", device = gpu,
             "this rank has nothing on GPU {gpu}, so it lends to it no more until it needs memory again"
         );
         leaving::begin(gpu, Whom::Workers(None), u64::MAX);
+    }
+    let works = at_work::on_these(&gpus);
+    let known = open::plan_made().map_or(&[][..], |plan| &plan.topology.gpus[..]);
+    for (gpu, work) in works.iter().flatten() {
+        if let Some(known) = known.iter().find(|known| known.ordinal == *gpu && terms::is_lent_while_idle(*gpu)) {
+            coming::look_at(known, *work == Some(Work::Nobody));
+        }
     }
     let busy = |(gpu, work): (u32, Option<Work>)| match work {
         Some(Work::Nobody) => None,
@@ -127,7 +137,7 @@ pub fn look() -> Option<Duration> {
         // Who comes there from now on would not be seen.
         None => Some((gpu, None)),
     };
-    let busy: Vec<_> = at_work::on_these(&gpus).into_iter().flatten().filter_map(busy).collect();
+    let busy: Vec<_> = works.into_iter().flatten().filter_map(busy).collect();
     // None of them before nothing new goes to any.
     terms::lend_while_idle(&busy.iter().map(|(gpu, _)| *gpu).collect::<Vec<_>>(), false);
     for (gpu, pid) in busy {

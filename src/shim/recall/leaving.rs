@@ -41,6 +41,11 @@ pub(super) fn has_reserve(gpu: u32) {
     LEAVING.lock().retain(|of, whom| of != gpu || *whom != Whom::Reserve);
 }
 
+/// Whoever was about to come to a GPU is seen there, or does not come: nothing leaves for that any more.
+pub(super) fn has_come(gpu: u32) {
+    LEAVING.lock().retain(|of, whom| of != gpu || *whom != Whom::Comer);
+}
+
 /// Has what is due leave, if it is time to; how long nothing need be done. `None`: until something is to leave.
 pub fn look() -> Option<Duration> {
     let now = Instant::now();
@@ -80,7 +85,8 @@ fn held_up((tries, time): (u32, Duration)) -> String {
 fn still_wanted(due: Due) -> Option<Due> {
     let Due { gpu, mut whom, bytes } = due;
     let is_wanted = match &mut whom {
-        Whom::Reserve => true,
+        // Who looks at the GPU ends it.
+        Whom::Reserve | Whom::Comer => true,
         // Where nobody tells, they are taken to be there.
         Whom::Strangers(pids) => match neighbours::numbers(gpu) {
             Some(there) => {
@@ -112,7 +118,8 @@ fn try_all(due: &[Due]) {
     let mut all: Vec<(&Due, Vacated)> = Vec::new();
     for due in due {
         let begun = Instant::now();
-        let gives = Gives { bytes: due.bytes, terms: Terms { lent: true, floor: 0 }, pid: due.whom.one(), rest };
+        let (pid, why) = (due.whom.one(), why(&due.whom));
+        let gives = Gives { bytes: due.bytes, terms: Terms { lent: true, floor: 0 }, pid, why, rest };
         let done = give::give(due.gpu, gives, deadline, &|| true, &mut |_, _| {});
         if done.moved == 0 {
             rest = rest.saturating_sub(begun.elapsed());
@@ -134,6 +141,16 @@ fn try_all(due: &[Due]) {
         if done.moved == 0 && LEAVING.lock().tells(due.gpu) {
             tell(due, &done, next - ended);
         }
+    }
+}
+
+/// For [`gpupool_events::RecallGive`].
+fn why(whom: &Whom) -> &'static str {
+    match whom {
+        Whom::Workers(_) => "works",
+        Whom::Strangers(_) => "context",
+        Whom::Reserve => "reserve",
+        Whom::Comer => "growth",
     }
 }
 

@@ -3,7 +3,7 @@
 //! before anything was borrowed that stays free from the beginning, as it grows. When that is tried, and again, [`super::leaving`] decides. GPUs that are lent only while nobody
 //! works there are [`super::idle`]'s.
 //!
-//! NVML tells which processes there are, as soon as they have a context; how often it is asked, [`super::coming`] says. In a container it tells them by numbers of another namespace. There a program under gpupool looks like any other, and is given
+//! NVML tells which processes there are, as soon as they have a context; how often it is asked, and what leaves before that, [`super::coming`] says. In a container it tells them by numbers of another namespace. There a program under gpupool looks like any other, and is given
 //! way to once, when it comes.
 
 use super::{at_work, coming, give, leaving, neighbours};
@@ -55,15 +55,24 @@ impl Strangers {
             .topology
             .gpus
             .iter()
-            .filter(|gpu| give::borrows(gpu.ordinal) && !is_loan(gpu.ordinal))
+            .filter(|gpu| give::borrows(gpu.ordinal) || coming::is_awaited(gpu.ordinal))
+            .filter(|gpu| !is_loan(gpu.ordinal))
             .collect();
-        self.borrowed.retain(|ordinal, _| gpus.iter().any(|gpu| gpu.ordinal == *ordinal));
+        self.borrowed.retain(|ordinal, _| {
+            let is_looked_at = gpus.iter().any(|gpu| gpu.ordinal == *ordinal);
+            if !is_looked_at {
+                coming::stop(*ordinal);
+            }
+            is_looked_at
+        });
         if gpus.is_empty() || nvml::get().is_none() {
             return None;
         }
         for gpu in gpus {
             if let Some(there) = neighbours::numbers(gpu.ordinal) {
+                let is_empty = there.iter().all(|pid| at_work::is_helper(*pid));
                 self.look_at(gpu, there);
+                coming::look_at(gpu, is_empty);
             }
         }
         let pause = coming::pause(begun.elapsed());

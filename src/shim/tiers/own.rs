@@ -242,7 +242,7 @@ pub(super) fn exchange(
         return Err(Failed::left_alone());
     }
     // What the host keeps for suspensions goes while the GPU is at work.
-    far.iter().filter(|goes| goes.to.is_host()).take(1).for_each(|goes| reclaim::make_room_at(goes.to));
+    far.iter().filter(|goes| goes.to.is_host()).take(1).for_each(|goes| drop(reclaim::make_room_at(goes.to)));
     let stop = Stop::new(home, why);
     let Some(mut quiet) = stop.stop() else {
         return Err(stop.failed(outcome));

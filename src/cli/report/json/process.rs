@@ -44,6 +44,11 @@ pub fn object(process: &Process, label: &str) -> Value {
             })
         })
         .collect();
+    let given: Vec<Value> = process
+        .given
+        .iter()
+        .map(|((device, why), (times, bytes))| json!({"device": device, "why": why, "times": times, "bytes": bytes}))
+        .collect();
     json!({
         "label": label, "log": process.log, "pid": process.pid, "first": process.first, "last": process.last, "origin": process.origin(),
         "start": process.start, "init": process.init, "exit": process.exit, "end": process.end().word(),
@@ -55,6 +60,7 @@ pub fn object(process: &Process, label: &str) -> Value {
         "grown": process.grown.sites().into_iter().map(grown).collect::<Vec<_>>(),
         "refusals": {"times": process.refusals.times, "told": process.refusals.all().map(|one| refusal(process, one)).collect::<Vec<_>>()},
         "holders": holders::object(&process.holders), "moves": moves::object(&process.moves), "far": readers,
+        "given": given,
         "pinned": pinned::object(&process.pinned, end),
     })
 }

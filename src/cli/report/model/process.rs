@@ -71,6 +71,8 @@ pub struct Process {
     pub map: Map,
     /// Memory that moved.
     pub moves: Moves,
+    /// Memory that left a GPU for others, by that and why: how often, and bytes.
+    pub given: BTreeMap<(u32, String), (u64, u64)>,
     /// What it was told OUT_OF_MEMORY for.
     pub refusals: Refusals,
     /// Bytes in use over time, by where they lay as seen from the GPUs that use them; empty where nothing ever lay elsewhere.
@@ -313,6 +315,15 @@ impl Process {
             Event::TierTotal(total) => self.moves.total = Some(total),
             Event::OutOfMemory(told) => self.refusals.add(record.t, told),
             Event::PoolRepack(repack) => self.moves.repack(&repack),
+            Event::RecallGive(gave) => {
+                let whom = (gave.device, gave.why);
+                if self.given.len() < KEPT_PLACES || self.given.contains_key(&whom) {
+                    let (times, bytes) = self.given.entry(whom).or_default();
+                    (*times, *bytes) = (*times + 1, bytes.saturating_add(gave.freed));
+                } else {
+                    *self.more.entry("given").or_default() += 1;
+                }
+            }
             Event::PoolResidence(residence) => {
                 let now = record.t - self.origin();
                 for (place, bytes) in

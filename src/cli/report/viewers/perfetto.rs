@@ -193,6 +193,9 @@ impl<W: Write> Perfetto<W> {
             | Event::VmmSteer(_) => {
                 self.instant(met, "pool", record.event.name(), now, &record.message, &[]);
             }
+            Event::RecallAsk(_) | Event::RecallGive(_) | Event::RecallSign(_) => {
+                self.instant(met, "other programs", record.event.name(), now, &record.message, &[]);
+            }
             // What a later version tells, and what is worth a warning.
             Event::Other { .. } => self.instant(met, "other", record.event.name(), now, &record.message, &[]),
             _ if record.level <= Level::Warn => {

@@ -578,7 +578,7 @@ fn loaded(
     let mut result = CuResult::SUCCESS;
     for it in coming {
         let bytes = it.bytes;
-        reclaim::make_room_at(place);
+        let _taking = reclaim::make_room_at(place);
         match driver.create(bytes, &it.properties(place)) {
             Ok(handle) => parts.push(Part { handle, place, bytes }),
             Err(refused) => {
@@ -630,7 +630,7 @@ fn filled(
 ) -> Result<Physical, Stays> {
     let first = moving.old().first().ok_or(Stays::Unknown)?;
     let properties = driver.properties_of(first.handle).map_err(Stays::Refused)?;
-    reclaim::make_room_at(place);
+    let _taking = reclaim::make_room_at(place);
     let handle = driver.create(bytes, &properties.at(place)).map_err(Stays::Refused)?;
     let part = Part { handle, place, bytes };
     let access = [Access::read_write(copier)];

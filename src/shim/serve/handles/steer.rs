@@ -127,6 +127,7 @@ fn made(request: &Request, parts: Vec<Part>, charged: bool) -> Physical {
 
 /// The real call, once more after freed runs of the pool there went back to the driver.
 fn at_home(real: &mut Real<CuResult>, home: Place) -> CuResult {
+    let _taking = backing::reclaim::make_room_at(home);
     let result = real.call();
     if result == CuResult::OUT_OF_MEMORY && memory::give_back_at(Some(home), real.api) {
         return real.call();
@@ -261,7 +262,7 @@ fn make(
 ) -> Result<Vec<Part>, (Place, CuResult)> {
     let mut parts: Vec<Part> = Vec::with_capacity(pieces.len());
     for &(place, bytes) in pieces {
-        backing::reclaim::make_room_at(place);
+        let _taking = backing::reclaim::make_room_at(place);
         match driver.create(bytes, &request.properties.at(place)) {
             Ok(handle) => parts.push(Part { handle, place, bytes }),
             Err(result) => {

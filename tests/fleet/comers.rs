@@ -1,0 +1,168 @@
+//! Who is about to come to a GPU that is borrowed from: its memory in use grows before NVML lists anybody there, and what is borrowed leaves for that.
+
+use super::recall::{held, is_whole, launched, takes};
+use super::{MIB, Machine};
+use gpupool_events::{Event, RecallSign};
+use harness::{Run, Running, eventually};
+
+impl Machine {
+    /// One without gpupool that begins as it is told to. Its `cuInit` takes so much of that GPU, as a real one was seen to.
+    fn comer(&self, gpu: u32) -> Run {
+        self.bare(gpu).arg("steps").env("SIMCUDA_INIT_MIB", format!("{gpu}=4"))
+    }
+}
+
+/// It looks at a GPU's memory in use, and has seen all that it has taken there, this last.
+#[track_caller]
+fn watches(program: &mut Running, gpu: u32, mib: u64) {
+    eventually("one that looks", || {
+        let log = std::fs::read_to_string(program.log()).unwrap_or_default();
+        let told = |when: &str| log.matches(&format!("how much of GPU {gpu} is in use is looked at {when}")).count();
+        (told("from now on") > told("no more")).then_some(())
+    });
+    takes(program, mib);
+    says(program, &format!("the memory in use of GPU {gpu} grew by {mib}.0 MiB, by this process"));
+}
+
+#[track_caller]
+fn begins(program: &mut Running) {
+    assert_eq!(program.ask("init"), "begun");
+}
+
+#[track_caller]
+fn makes_its_context(program: &mut Running) {
+    assert_eq!(program.ask("context"), "there");
+}
+
+#[track_caller]
+fn says(program: &Running, words: &str) {
+    let log = || std::fs::read_to_string(program.log()).unwrap_or_default();
+    eventually(words, || log().contains(words).then_some(()));
+}
+
+#[track_caller]
+fn ends(bare: Running) {
+    let (status, _folder) = bare.end();
+    assert!(status.success(), "{status}");
+}
+
+/// By how much a GPU had grown, and whether all left for that.
+fn signs(events: &[Event]) -> Vec<(u32, u64, bool)> {
+    let sign = |event: &Event| match event {
+        Event::RecallSign(RecallSign { device, bytes, leaves, .. }) => Some((*device, *bytes, *leaves)),
+        _ => None,
+    };
+    events.iter().filter_map(sign).collect()
+}
+
+/// Bytes that left for this reason.
+fn gave_for(events: &[Event], why: &str) -> u64 {
+    let of = |event: &Event| match event {
+        Event::RecallGive(event) if event.why == why => event.freed,
+        _ => 0,
+    };
+    events.iter().map(of).sum()
+}
+
+#[test]
+fn a_program_without_gpupool_has_all_of_a_borrowed_gpu_at_its_first_allocation() {
+    let machine = Machine::new("2x320MiB");
+    let mut debtor = machine.debtor(200);
+    watches(&mut debtor, 1, 26);
+    let mut comer = machine.start(machine.comer(1));
+    begins(&mut comer);
+    // It has no context yet, and nobody lists it.
+    let page = machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    assert_eq!(page.levels.live_bytes, 226 * MIB);
+    makes_its_context(&mut comer);
+    takes(&mut comer, 300);
+    assert_eq!(comer.ask("check"), "0");
+    says(&debtor, "\"why\":\"growth\"");
+    let report = machine.gpupool(&format!("report {}", debtor.log().display()));
+    let text = String::from_utf8_lossy(&report.stdout);
+    assert!(
+        text.contains("one about to come: memory in use grew"),
+        "{text}{}",
+        String::from_utf8_lossy(&report.stderr)
+    );
+    let events = is_whole(debtor);
+    assert_eq!(signs(&events), [(1, 4 * MIB, true)]);
+    assert!(gave_for(&events, "growth") >= 222 * MIB, "{events:?}");
+    ends(comer);
+}
+
+#[test]
+fn nothing_leaves_for_what_programs_under_gpupool_take() {
+    let machine = Machine::new("2x640MiB");
+    let mut debtor = machine.debtor(200);
+    watches(&mut debtor, 1, 26);
+    // One that has no page yet, and goes to another GPU.
+    let run = machine.neighbour(0, 50).arg("steps").env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
+    let mut other = machine.start(run.env("SIMCUDA_INIT_MIB", "1=4"));
+    begins(&mut other);
+    says(&debtor, &format!("grew by 4.0 MiB, by process {} under gpupool, which begins to use CUDA", other.pid()));
+    makes_its_context(&mut other);
+    // One that borrows there as well, and says so at once.
+    takes(&mut other, 20);
+    watches(&mut other, 1, 44);
+    says(&debtor, &format!("grew by 44.0 MiB, by process {}", other.pid()));
+    // And what it takes itself.
+    watches(&mut debtor, 1, 42);
+    for (program, mib) in [(&debtor, 264), (&other, 60)] {
+        machine.until(program, "its memory", |page| held(page, 1) >= mib * MIB);
+    }
+    // It was looked at all the time.
+    let mut comer = machine.start(machine.comer(1));
+    begins(&mut comer);
+    for program in [debtor, other] {
+        machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
+        assert_eq!(signs(&is_whole(program)), [(1, 4 * MIB, true)]);
+    }
+    ends(comer);
+}
+
+#[test]
+fn what_left_for_one_who_never_came_comes_back_and_the_next_one_has_to_be_seen() {
+    let machine = Machine::new("2x320MiB");
+    let mut debtor = machine.debtor(200);
+    watches(&mut debtor, 1, 26);
+    let mut comer = machine.start(machine.comer(1));
+    begins(&mut comer);
+    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    ends(comer);
+    says(&debtor, "nobody came to GPU 1 after all");
+    machine.until(&debtor, "what had left", |page| held(page, 1) >= 222 * MIB);
+    watches(&mut debtor, 1, 28);
+    let mut comer = machine.start(machine.comer(1));
+    begins(&mut comer);
+    says(&debtor, "nobody came behind the last such sign");
+    assert!(held(&machine.page(&debtor), 1) >= 222 * MIB);
+    makes_its_context(&mut comer);
+    machine.until(&debtor, "an empty GPU 1 again", |page| held(page, 1) == 0);
+    takes(&mut comer, 300);
+    let events = is_whole(debtor);
+    assert_eq!(signs(&events), [(1, 4 * MIB, true), (1, 4 * MIB, false)]);
+    assert!(gave_for(&events, "growth") >= 222 * MIB && gave_for(&events, "context") >= 222 * MIB, "{events:?}");
+    ends(comer);
+}
+
+/// A GPU that a rank is lent for as long as nobody works there, twice: who comes has the next one believed as well.
+#[test]
+fn a_rank_leaves_a_gpu_that_it_is_lent_before_somebody_works_there() {
+    let machine = Machine::new("3x320MiB");
+    let run = launched(&machine, 0, 2, 50).env("GPUPOOL_IDLE", "100ms").env("GPUPOOL_LIMIT", "0:120MiB");
+    let mut rank = machine.holder(run, 200);
+    for more in [26, 28] {
+        machine.until(&rank, "a loan", |page| held(page, 2) >= 76 * MIB);
+        watches(&mut rank, 2, more);
+        let mut comer = machine.start(machine.comer(2));
+        begins(&mut comer);
+        machine.until(&rank, "an empty GPU 2", |page| held(page, 2) == 0);
+        makes_its_context(&mut comer);
+        takes(&mut comer, 300);
+        ends(comer);
+    }
+    let events = is_whole(rank);
+    assert_eq!(signs(&events), [(2, 4 * MIB, true); 2]);
+    assert!(gave_for(&events, "growth") >= 2 * 76 * MIB, "{events:?}");
+}
