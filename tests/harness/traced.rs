@@ -93,8 +93,8 @@ impl Drop for Traced {
     }
 }
 
-/// The threads of a program that write images or what is suspended to a folder, once there are so many; they stand still until this is dropped,
-/// by the thread that asked.
+/// The threads of a program that write images or what is suspended to a folder, once there are so many and all of them wait for something to write; they stand still until this is
+/// dropped, by the thread that asked. One that stood in the middle of what it does might have a lock that the whole program needs, as that of the memory of the C library.
 #[must_use]
 pub fn held_writers(program: &Running, count: usize) -> Option<Vec<Traced>> {
     let of_one = |task: std::fs::DirEntry| -> Option<i32> {
@@ -103,5 +103,14 @@ pub fn held_writers(program: &Running, count: usize) -> Option<Vec<Traced>> {
     };
     let tasks = std::fs::read_dir(format!("/proc/{}/task", program.pid())).ok()?;
     let writers: Vec<i32> = tasks.flatten().filter_map(of_one).collect();
-    (writers.len() == count).then(|| writers.into_iter().map(Traced::begin).collect::<Result<_, _>>().ok())?
+    if writers.len() != count {
+        return None;
+    }
+    let held: Vec<Traced> = writers.iter().map(|thread| Traced::begin(*thread)).collect::<Result<_, _>>().ok()?;
+    let waits = |thread: &i32| {
+        let call = std::fs::read_to_string(format!("/proc/{}/task/{thread}/syscall", program.pid())).ok()?;
+        let number = call.split_whitespace().next()?.parse::<i64>().ok()?;
+        (number == libc::SYS_futex).then_some(())
+    };
+    writers.iter().all(|thread| waits(thread).is_some()).then_some(held)
 }
