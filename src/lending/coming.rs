@@ -111,6 +111,11 @@ impl Alarm {
         self.awaited.is_some()
     }
 
+    /// Whether somebody is awaited for whom nothing leaves, since the last sign was a false one.
+    pub fn is_distrusted(&self) -> bool {
+        self.awaited.is_some_and(|(_, heeded)| !heeded)
+    }
+
     /// Somebody is there.
     pub fn came(&mut self) {
         if self.awaited.take().is_some() {

@@ -214,8 +214,10 @@ impl Account {
                 }
                 let is_slow = took > SLOWER * before_ns;
                 self.slow = if is_slow { self.slow + 1 } else { 0 };
-                if (self.slow >= SLOW || is_slow && self.doubt_ns > 0.0 && self.free() < 0.0) && self.stopped.is_none()
-                {
+                // A cycle in which memory moved is longer by that, which is paid from the account already: the first one after a move would stop what had just begun to gain.
+                let nothing_moved = spent == 0.0;
+                let is_contradicted = is_slow && nothing_moved && self.doubt_ns > 0.0 && self.free() < 0.0;
+                if (self.slow >= SLOW || is_contradicted) && self.stopped.is_none() {
                     self.is_wrong = true;
                     self.stop(Why::Slower { before_ns, now_ns: took }, cycle);
                 }
@@ -260,5 +262,30 @@ impl Account {
     /// The stop that was not told yet.
     pub fn tell(&mut self) -> Option<Why> {
         if std::mem::take(&mut self.untold) { self.why() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// What moves take is paid already; what follows them is what tells whether they were worth it.
+    #[test]
+    fn a_cycle_in_which_memory_moved_ends_no_moves_and_one_behind_it_does_where_nothing_is_left_to_lose() {
+        let mut account = Account::new(0.05);
+        let cycle = |account: &mut Account, number: u64, ends: u64| account.cycle(ends * MS, Some(9), 90, number, true);
+        cycle(&mut account, 1, 0);
+        cycle(&mut account, 2, 100);
+        // More was credited than the clock says.
+        account.saved(30e6);
+        account.spent(20e6);
+        cycle(&mut account, 3, 210);
+        assert!(account.doubt_ns > 0.0 && account.free() < 0.0);
+        assert_eq!(account.why(), None);
+        account.saved(1e6);
+        cycle(&mut account, 4, 320);
+        assert!(matches!(account.why(), Some(Why::Slower { .. })) && account.tell().is_some());
     }
 }

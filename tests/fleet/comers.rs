@@ -104,6 +104,8 @@ fn nothing_leaves_for_what_programs_under_gpupool_take() {
     makes_its_context(&mut other);
     // One that borrows there as well, and says so at once.
     takes(&mut other, 20);
+    // All but what its own GPU has room for. Two growths between two looks would be one.
+    says(&debtor, &format!("grew by 18.0 MiB, by process {}", other.pid()));
     watches(&mut other, 1, 44);
     says(&debtor, &format!("grew by 44.0 MiB, by process {}", other.pid()));
     // And what it takes itself.
@@ -136,6 +138,7 @@ fn what_left_for_one_who_never_came_comes_back_and_the_next_one_has_to_be_seen()
     let mut comer = machine.start(machine.comer(1));
     begins(&mut comer);
     says(&debtor, "nobody came behind the last such sign");
+    // All but what is lacking of what is kept free, if anything is.
     assert!(held(&machine.page(&debtor), 1) >= 222 * MIB);
     makes_its_context(&mut comer);
     machine.until(&debtor, "an empty GPU 1 again", |page| held(page, 1) == 0);
@@ -165,4 +168,34 @@ fn a_rank_leaves_a_gpu_that_it_is_lent_before_somebody_works_there() {
     let events = is_whole(rank);
     assert_eq!(signs(&events), [(2, 4 * MIB, true); 2]);
     assert!(gave_for(&events, "growth") >= 2 * 76 * MIB, "{events:?}");
+}
+
+/// What is kept free on a GPU is what a context takes, and `cuInit` has taken some of that.
+#[test]
+fn who_comes_behind_one_who_never_came_has_room_for_its_context() {
+    let machine = Machine::new("2x256MiB");
+    let with_contexts = |run: Run| run.env("SIMCUDA_CONTEXT_MIB", "16");
+    let borrower = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
+    let mut debtor = machine.start(with_contexts(borrower.env("GPUPOOL_RESERVE", "16MiB")));
+    takes(&mut debtor, 150);
+    watches(&mut debtor, 1, 26);
+    machine.until(&debtor, "a loan", |page| held(page, 1) >= 170 * MIB);
+    let comer = || with_contexts(machine.bare(1).arg("steps").env("SIMCUDA_INIT_MIB", "1=8"));
+    let mut first = machine.start(comer());
+    begins(&mut first);
+    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    ends(first);
+    says(&debtor, "nobody came to GPU 1 after all");
+    machine.until(&debtor, "what had left", |page| held(page, 1) >= 170 * MIB);
+    // The GPU is full but for what is kept free.
+    watches(&mut debtor, 1, 28);
+    takes(&mut debtor, 34);
+    let mut second = machine.start(comer());
+    begins(&mut second);
+    says(&debtor, "nobody came behind the last such sign");
+    says(&debtor, "\"why\":\"reserve\"");
+    makes_its_context(&mut second);
+    machine.until(&debtor, "an empty GPU 1 again", |page| held(page, 1) == 0);
+    is_whole(debtor);
+    ends(second);
 }

@@ -37,6 +37,23 @@ fn memory_that_others_know_by_its_pages_stays_and_is_told() {
     ends_well(program);
 }
 
+/// The pool of it is made once it asks for memory.
+#[test]
+fn a_context_of_a_program_that_has_asked_for_no_memory_is_told() {
+    let machine = Machine::new("2x320MiB");
+    let mut program = machine.start(machine.neighbour(1, 50).arg("steps"));
+    assert_eq!((program.ask("init").as_str(), program.ask("context").as_str()), ("begun", "there"));
+    machine.until(&program, "its context", |page| !page.contexts.rows.is_empty());
+    let (told, all) = machine.told("drain --json 1");
+    assert!(!all, "{told}");
+    has(&stayed(&told, &program), 1, "a context");
+    let (told, _) = machine.told("drain --json 0");
+    assert!(told.as_array().unwrap().iter().all(|row| row["stayed"].as_array().unwrap().is_empty()), "{told}");
+    machine.told("undrain --json 0");
+    machine.told("undrain --json 1");
+    is_whole(program);
+}
+
 #[test]
 fn managed_memory_stays_and_is_told() {
     let machine = Machine::new("2x320MiB");

@@ -5,7 +5,10 @@
 
 use super::page_path;
 use crate::backing::{open, terms};
+use crate::process;
 use crate::suspend::vacate::{self, Vacated, Which};
+use crate::watch::context;
+use gpupool_cuda::Device;
 use gpupool_metrics::drains::Uuid;
 use gpupool_pool::Place;
 use parking_lot::Mutex;
@@ -98,6 +101,11 @@ pub fn drain(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vacated, String> {
+    if open::plan_made().is_none() {
+        // Nothing of it can leave, and what it has there is told.
+        let rest = |gpu| vacate::vacate(gpu, Which::All, deadline, is_wanted, progress);
+        return Ok(works_on(gpu).map(rest).unwrap_or_default());
+    }
     let faster = || format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu));
     let Some((ordinal, _)) = seen_as(gpu, true, faster)? else { return Ok(Vacated::default()) };
     let mut done = vacate::drain(ordinal, deadline, is_wanted, progress);
@@ -152,4 +160,11 @@ fn seen_as(gpu: &Uuid, is_drained: bool, other: impl FnOnce() -> String) -> Resu
 fn ordinal_of(gpu: &Uuid) -> Option<u32> {
     let gpus = &open::plan_made()?.topology.gpus;
     gpus.iter().find(|known| known.uuid == *gpu).map(|known| known.ordinal)
+}
+
+/// The same of a program that has asked the pool for nothing yet, if it has a context there.
+fn works_on(gpu: &Uuid) -> Option<u32> {
+    let driver = process::driver()?;
+    let mut devices = context::all().into_iter().map(|context| context.device);
+    devices.find(|device| driver.uuid_bytes(*device) == *gpu).map(Device::ordinal)
 }

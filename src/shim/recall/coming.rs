@@ -14,7 +14,7 @@ use gpupool_events::RecallSign;
 use gpupool_interpose::cancel;
 use gpupool_lending::{AWAITED, Alarm, Coming, Heed, InUse, Whom};
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::stat;
+use gpupool_metrics::{Snapshot, now as now_in_pages, stat};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -97,8 +97,13 @@ pub fn look_at(gpu: &Gpu, is_empty: bool) {
         leaving::has_come(ordinal);
         return;
     }
+    let was_distrusted = watched.alarm.is_distrusted();
     let over = watched.alarm.look(Instant::now());
+    let is_distrusted = watched.alarm.is_distrusted();
     drop(all);
+    if was_distrusted && !is_distrusted {
+        leaving::has_reserve(ordinal);
+    }
     if let Some(time) = over {
         leaving::has_come(ordinal);
         tracing::info!(
@@ -111,6 +116,10 @@ pub fn look_at(gpu: &Gpu, is_empty: bool) {
     }
     if let Some(bytes) = more {
         grew(ordinal, bytes, before);
+    }
+    // Nothing leaves for a sign that may be false, but what whoever comes has taken of the room for its context: one that cannot make that is never seen.
+    if WATCHED.lock().get(&ordinal).is_some_and(|watched| watched.alarm.is_distrusted()) {
+        leaving::keep_reserve(gpu);
     }
 }
 
@@ -159,9 +168,15 @@ fn explained(since: u64) -> Option<String> {
         return Some("this process".to_owned());
     }
     let folder = Folder::around(super::page()?).ok()?;
-    let taker = neighbours::snapshots(&folder).into_iter().find(|told| told.took.is_since(since));
-    if let Some(told) = taker {
-        return Some(format!("process {}", told.process.identity.pid));
+    let told = neighbours::snapshots(&folder);
+    if let Some(taker) = told.iter().find(|told| told.took.is_since(since)) {
+        return Some(format!("process {}", taker.process.identity.pid));
+    }
+    // The page of one that calls `cuInit` and allocates between two looks says nothing of what that call took, for it was made behind it.
+    let since_then = monotonic_nanoseconds().saturating_sub(since) / 1000;
+    let is_new = |told: &&Snapshot| now_in_pages().saturating_sub(told.process.created) <= since_then;
+    if let Some(new) = told.iter().find(is_new) {
+        return Some(format!("process {} under gpupool, which has just begun to use CUDA", new.process.identity.pid));
     }
     let known: BTreeSet<u32> = neighbours::all(&folder).into_iter().collect();
     beginner(&known).map(|pid| format!("process {pid} under gpupool, which begins to use CUDA"))

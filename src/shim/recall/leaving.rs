@@ -4,10 +4,11 @@
 use super::at_work;
 use super::give::{self, Gives};
 use super::neighbours;
-use crate::backing::terms;
-use crate::process;
+use crate::backing::topology::Gpu;
+use crate::backing::{open, terms};
 use crate::suspend::vacate::Vacated;
 use crate::watch::finding;
+use crate::{nvml, process};
 use gpupool_config::format_size;
 use gpupool_cuda::Device;
 use gpupool_events::Finding;
@@ -36,7 +37,18 @@ pub(super) fn is_for_workers(gpu: u32) -> bool {
     LEAVING.lock().is_for_workers(gpu)
 }
 
-/// As much is free there again as is kept free.
+/// Has as much leave as is lacking of what is kept free there, if anything is.
+pub(super) fn keep_reserve(gpu: &Gpu) {
+    let reserve = open::plan_made().map_or(0, |plan| plan.kept_free(gpu.ordinal));
+    let free = nvml::get().and_then(|nvml| nvml.free(&gpu.uuid)).unwrap_or(u64::MAX);
+    if free < reserve {
+        begin(gpu.ordinal, Whom::Reserve, reserve - free);
+    } else {
+        has_reserve(gpu.ordinal);
+    }
+}
+
+/// As much is free there again as is kept free, or nobody asks for it any more.
 pub(super) fn has_reserve(gpu: u32) {
     LEAVING.lock().retain(|of, whom| of != gpu || *whom != Whom::Reserve);
 }

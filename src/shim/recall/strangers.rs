@@ -100,13 +100,7 @@ impl Strangers {
             leaving::begin(gpu.ordinal, Whom::Strangers(strange.into_iter().collect()), u64::MAX);
         } else if !borrowed.strange.is_empty() && borrowed.looked.elapsed() >= RESERVE {
             borrowed.looked = Instant::now();
-            let reserve = open::plan_made().map_or(0, |plan| plan.kept_free(gpu.ordinal));
-            let free = nvml::get().and_then(|nvml| nvml.free(&gpu.uuid)).unwrap_or(u64::MAX);
-            if free < reserve {
-                leaving::begin(gpu.ordinal, Whom::Reserve, reserve - free);
-            } else {
-                leaving::has_reserve(gpu.ordinal);
-            }
+            leaving::keep_reserve(gpu);
         }
     }
 }
