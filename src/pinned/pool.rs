@@ -109,9 +109,11 @@ impl<B: Backend> Pool<B> {
     /// cannot wait now, it turns into [`Free::Lazy`], which returns at once: somebody waits when the memory is about to be
     /// used again.
     ///
+    /// `now` is asked when the wait is over: from then on the memory is unused, however long the work in front took.
+    ///
     /// # Errors
     /// See [`FreeError`]. Of several frees of one block at the same time exactly one succeeds.
-    pub fn free(&self, address: u64, when: Free, now: Duration) -> Result<Block, FreeError<B::Error>> {
+    pub fn free(&self, address: u64, when: Free, now: impl FnOnce() -> Duration) -> Result<Block, FreeError<B::Error>> {
         let mut state = self.state.lock();
         let (run, block) = state.block_to_end(address).ok_or(FreeError::NotABlock)?;
         let mut quiet = false;
@@ -130,6 +132,7 @@ impl<B: Backend> Pool<B> {
             }
         }
         a_block_ends();
+        let now = now();
         if state.end(run, &block, quiet, now) {
             let due = nanoseconds(now.saturating_add(self.config.idle));
             if due < self.due.load(Ordering::Relaxed) {

@@ -53,7 +53,7 @@ static void round_with_flag(const Kernels *k, Freeing *f, Beside *beside, CUstre
     while (!atomic_load(&f->calling))
         sched_yield();
     /* A free that should wait gets the time to return all the same; the data is checked whether or not it used it. */
-    for (int i = 0; (lazy || i < 20000) && !atomic_load(&f->freed); i++)
+    for (int i = 0; (lazy || i < 2000) && !atomic_load(&f->freed); i++)
         sched_yield();
     printf("round %d: the free returned before the kernel ran: %s\n", round, atomic_load(&f->freed) ? "yes" : "no");
     *flag = 1;

@@ -48,7 +48,7 @@ fn allocate(pool: &Pool<Nothing>, bytes: u64) -> u64 {
 }
 
 fn release(pool: &Pool<Nothing>, address: u64, when: Free) {
-    let freed = pool.free(address, when, Duration::ZERO);
+    let freed = pool.free(address, when, || Duration::ZERO);
     assert!(freed.is_ok(), "{address:#x} is not live");
 }
 

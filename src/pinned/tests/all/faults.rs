@@ -26,7 +26,7 @@ impl Script<'_> {
     fn free(&mut self, below: usize, when: Free) {
         let Some(at) = self.live.len().checked_sub(1 + below) else { return };
         let block = self.live[at];
-        match self.pool.free(block.address, when, self.now) {
+        match self.pool.free(block.address, when, || self.now) {
             Ok(freed) => {
                 assert_eq!(freed, block);
                 self.live.remove(at);
@@ -55,7 +55,7 @@ fn sweep(script: impl Fn(&mut Script)) {
                 assert_eq!(usage.blocks, live.len() as u64);
                 for block in live {
                     assert_eq!(pool.block_at(block.address), Some(block));
-                    assert_eq!(pool.free(block.address, Free::Strict, now), Ok(block));
+                    assert_eq!(pool.free(block.address, Free::Strict, || now), Ok(block));
                 }
                 assert_eq!(pool.usage().used, 0);
                 pool.trim();
@@ -110,15 +110,15 @@ fn a_free_that_could_not_wait_can_be_repeated() {
     let pool = pool(GIB);
     let block = try_allocate(&pool, MIB).unwrap().block;
     pool.backend().inner().fault = Some((2, 1, FaultKind::Failed));
-    assert_eq!(pool.free(block.address, Free::Strict, Duration::ZERO), Err(FreeError::Backend(2)));
-    assert_eq!(pool.free(block.address, Free::Strict, Duration::ZERO), Ok(block));
+    assert_eq!(pool.free(block.address, Free::Strict, || Duration::ZERO), Err(FreeError::Backend(2)));
+    assert_eq!(pool.free(block.address, Free::Strict, || Duration::ZERO), Ok(block));
 }
 
 #[test]
 fn a_segment_that_does_not_go_is_tried_again_only_after_the_idle_time() {
     let pool = pool(GIB);
     let block = try_allocate(&pool, MIB).unwrap().block;
-    pool.free(block.address, Free::Strict, Duration::ZERO).unwrap();
+    pool.free(block.address, Free::Strict, || Duration::ZERO).unwrap();
     pool.backend().inner().fault = Some((3, 1, FaultKind::Failed));
     assert_eq!(pool.return_idle(IDLE, Some(1)), 0);
     let calls = pool.backend().inner().calls;
@@ -132,7 +132,7 @@ fn what_could_not_make_room_goes_at_the_next_wait() {
     let pool = pool(GIB);
     let blocks = [100 * MIB, 60 * MIB].map(|bytes| try_allocate(&pool, bytes).unwrap().block);
     for block in blocks {
-        pool.free(block.address, Free::Strict, Duration::ZERO).unwrap();
+        pool.free(block.address, Free::Strict, || Duration::ZERO).unwrap();
     }
     pool.backend().inner().running = true;
     let allocation = try_allocate(&pool, 90 * MIB).unwrap();
@@ -149,7 +149,7 @@ fn what_could_not_make_room_goes_at_the_next_wait() {
 fn busy_memory_that_does_not_go_is_busy_still() {
     let pool = pool(GIB);
     let block = try_allocate(&pool, MIB).unwrap().block;
-    pool.free(block.address, Free::Lazy, Duration::ZERO).unwrap();
+    pool.free(block.address, Free::Lazy, || Duration::ZERO).unwrap();
     pool.backend().inner().fault = Some((2, 1, FaultKind::Failed));
     assert_eq!(pool.trim(), 0);
     assert_eq!(try_allocate(&pool, MIB).map(|allocation| allocation.block.address), Ok(block.address));

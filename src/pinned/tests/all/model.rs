@@ -202,7 +202,7 @@ impl Model {
             Op::Free { pick, lazily } if !self.live.is_empty() => {
                 let block = *self.live.values().nth(pick % self.live.len()).unwrap();
                 let when = if lazily { Free::Lazy } else { Free::Strict };
-                prop_assert_eq!(pool.free(block.address, when, self.now), Ok(block));
+                prop_assert_eq!(pool.free(block.address, when, || self.now), Ok(block));
                 self.live.remove(&block.address);
                 if lazily || self.capturing {
                     self.busy.insert(block.address, (footprint(block.bytes), block.key.context));
@@ -213,7 +213,7 @@ impl Model {
             Op::FreeWrongly { pick, offset } if !self.live.is_empty() => {
                 let address = self.live.keys().nth(pick % self.live.len()).unwrap() + offset;
                 if !self.live.contains_key(&address) {
-                    prop_assert_eq!(pool.free(address, Free::Strict, self.now), Err(FreeError::NotABlock));
+                    prop_assert_eq!(pool.free(address, Free::Strict, || self.now), Err(FreeError::NotABlock));
                 }
                 let around = self.live.range(..=address).next_back().map(|(_, block)| *block);
                 let around = around.filter(|block| address < block.address + footprint(block.bytes));

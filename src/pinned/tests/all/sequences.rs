@@ -14,7 +14,7 @@ fn peaks(sizes: impl Iterator<Item = u64>, held: usize, when: Free) -> (u64, u64
         if live.len() == held
             && let Some(address) = live.pop_front()
         {
-            pool.free(address, when, now).unwrap();
+            pool.free(address, when, || now).unwrap();
         }
         live.push_back(pool.allocate(&Request { bytes, key: KEY }).unwrap().block.address);
         now += Duration::from_millis(20);

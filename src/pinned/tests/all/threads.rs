@@ -54,7 +54,7 @@ fn blocks_of_eight_threads_never_share_a_byte() {
                 assert_eq!(pool.block_at(block.address + block.bytes - 1), Some(block));
                 owners.leave(block.address);
                 let when = if dice.roll(2) == 0 { Free::Lazy } else { Free::Strict };
-                assert_eq!(pool.free(block.address, when, Duration::from_secs(step)), Ok(block));
+                assert_eq!(pool.free(block.address, when, || Duration::from_secs(step)), Ok(block));
             }
             match dice.roll(64) {
                 0 => drop(pool.trim()),
@@ -70,7 +70,7 @@ fn blocks_of_eight_threads_never_share_a_byte() {
     });
     assert_eq!(pool.usage().requested, live.iter().map(|allocation| allocation.block.bytes).sum::<u64>());
     for Allocation { block, .. } in live {
-        assert_eq!(pool.free(block.address, Free::Strict, Duration::ZERO), Ok(block));
+        assert_eq!(pool.free(block.address, Free::Strict, || Duration::ZERO), Ok(block));
     }
     pool.trim();
     assert_eq!((pool.usage().pinned, pool.backend().inner().pinned()), (0, 0));
@@ -85,7 +85,7 @@ fn of_several_frees_of_one_block_one_succeeds() {
             let barrier = Barrier::new(4);
             let free = || {
                 barrier.wait();
-                pool.free(address, when, Duration::ZERO)
+                pool.free(address, when, || Duration::ZERO)
             };
             let answers: Vec<_> = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..4).map(|_| scope.spawn(free)).collect();
@@ -109,7 +109,7 @@ fn the_backend_may_call_back() {
     let blocks: Vec<_> = (1..9).map(|size| pool.allocate(&Request { bytes: size * 30 * MIB, key: KEY })).collect();
     for (number, block) in blocks.into_iter().flatten().enumerate() {
         let when = if number % 2 == 0 { Free::Lazy } else { Free::Strict };
-        pool.free(block.block.address, when, Duration::ZERO).unwrap();
+        pool.free(block.block.address, when, || Duration::ZERO).unwrap();
     }
     assert!(pool.return_idle(Duration::from_secs(99), Some(1)) > 0);
     assert_eq!(pool.usage().pinned, 0);

@@ -150,7 +150,7 @@ pub fn unpin(address: u64) -> Answer<CuResult> {
         FreeSetting::Strict => Free::Strict,
         FreeSetting::Lazy => Free::Lazy,
     };
-    Ok(forgetting(address, || match pool.free(address, when, clock::coarse_now()) {
+    Ok(forgetting(address, || match pool.free(address, when, clock::coarse_now) {
         Ok(block) => {
             return_idle(Some(block.key.context).filter(|_| when == Free::Strict));
             CuResult::SUCCESS
