@@ -90,7 +90,7 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "GPUPOOL_HOST_LIMIT",
         values: "size",
-        default: "half of what is available, divided by the ranks on the host",
+        default: "half of what is available beyond 2 GiB, divided by the ranks on the host",
         help: "The most the pool takes of the host's memory in this process, and no more than there is; 0 keeps to the GPUs.",
         read: |settings, value| size(value, "64GiB").map(|bytes| settings.host_limit = Some(bytes)),
     },
@@ -108,7 +108,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_FREE",
         values: Free::WORDS,
         default: "strict",
-        help: "strict waits on every free for the context that the memory was allocated in, as the driver does, also while a stream is being captured; lazy frees at once and waits before the memory is used again, and then only where the GPU that asks has no other free memory and the process holds twice the most that it ever used. It is faster where a program frees while its kernels run, and holds more memory.",
+        help: "strict waits on every free for the context that the memory was allocated in, as the driver does, also while a stream is being captured; lazy frees at once, which is faster where a program frees while its kernels run. An allocation then takes memory that is free without a wait, if need be from the driver, until the process holds twice the most that it ever used; only from then on, or with the GPU full, it waits for what was freed. So lazy holds more memory.",
         read: |settings, value| {
             choice(value, "a way to free", Free::WORDS, Free::from_word).map(|word| settings.free = word)
         },
@@ -379,7 +379,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_METRICS",
         values: Toggle::WORDS,
         default: "on",
-        help: "Whether the process tells what it holds while it runs, in a file for its user alone, which gpupool ps reads.",
+        help: "Whether the process tells what it holds while it runs, in a file for its user alone, by which all others find it: with off there is no ps, set, suspend, checkpoint or drain for it, it neither asks others for memory nor gives way to them, and ranks without a launcher do not find each other.",
         read: |settings, value| {
             choice(value, "on or off", Toggle::WORDS, Toggle::from_word).map(|word| settings.metrics = word)
         },
