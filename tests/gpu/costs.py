@@ -55,6 +55,20 @@ def launches(lab):
     return detail
 
 
+def gate(lab):
+    """What the gate costs a call, and what noting what a launch uses costs the launch, while all is near and while a fifth lies elsewhere."""
+    # Four ways in seven processes each.
+    finished = lab.shim([building.bench(lab, "gate")], 300, {}).succeeded()
+    lines = finished.stdout.splitlines()
+    judged = [line for line in lines if "within" in line or "OVER" in line]
+    if len(judged) != 3:
+        raise Failed(f"expected what was judged of the gate and of launches two ways, found {lines}", lines)
+    detail = "; ".join(judged)
+    if "OVER" in detail:
+        raise BelowGoal(detail, lines)
+    return detail, lines
+
+
 def moves(lab):
     """A block of the pool moved by hand to another GPU, to the host and back, beside a plain copy; and whether its data came along."""
     if len(lab.machine.gpus) < 2:
