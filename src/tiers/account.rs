@@ -236,6 +236,7 @@ impl Account {
     }
 
     /// Whether all that was near at first should come back, since what was measured does not explain how long cycles take.
+    #[inline]
     pub fn is_wrong(&self) -> bool {
         self.is_wrong && self.reserve > 0.0
     }

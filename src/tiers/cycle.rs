@@ -130,6 +130,7 @@ impl Cycle {
         ends
     }
 
+    #[inline]
     fn slot(position: u64) -> usize {
         (position & (HISTORY - 1)) as usize
     }
@@ -233,6 +234,7 @@ impl Cycle {
 
     /// Launches between a place and the one that it repeats, if that has held for as long, or nearly all of the last launches came
     /// as expected.
+    #[inline]
     pub fn length(&self) -> Option<u64> {
         if let Some((length, _)) = self.by_waits {
             return Some(length);

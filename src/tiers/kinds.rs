@@ -278,6 +278,7 @@ impl Kinds {
         }
     }
 
+    #[inline]
     pub fn get(&self, kind: u32) -> Option<&Kind> {
         self.kinds.get(kind as usize)
     }
@@ -286,14 +287,17 @@ impl Kinds {
         self.kinds.get_mut(kind as usize)
     }
 
+    #[inline]
     pub fn hot(&self, kind: u32) -> Option<&Hot> {
         self.hot.get(kind as usize)
     }
 
+    #[inline]
     pub fn hot_mut(&mut self, kind: u32) -> Option<&mut Hot> {
         self.hot.get_mut(kind as usize)
     }
 
+    #[inline]
     pub fn function_of(&self, kind: u32) -> Option<&Function> {
         self.functions.get(self.hot(kind)?.function as usize)
     }

@@ -367,12 +367,14 @@ impl Operands {
     }
 
     /// Hardly anything was measured.
+    #[inline]
     pub fn is_new(&self) -> bool {
         self.times < 2 * FEW
     }
 
     /// So much was measured that the next time is no news: all operands are known, or it was tried
     /// often in vain.
+    #[inline]
     pub fn is_settled(&self) -> bool {
         self.times >= 16 * MANY || self.times >= MANY && (1..=self.count).all(|at| self.known(at).is_some())
     }

@@ -289,6 +289,9 @@ impl Tiers {
     /// way, as a hash of the grid and of sizes among the parameters.
     ///
     /// What it costs is printed by `benches/launch.rs`; a launch that is new costs a microsecond and more.
+    ///
+    /// It is made anew for each type of `at`, in the crate of that: what it goes through each time has to be marked to be inlined there, or each look into a list is a call through
+    /// a table of the loader.
     #[inline]
     pub fn launched(&mut self, function: u64, shape: u64, words: &[u64], at: &impl Whereabouts) -> Launch {
         let hash = kinds::hash(function, words);
@@ -677,6 +680,7 @@ impl Tiers {
 
     /// What was learnt of cycles says nothing of what is used next: the program does something else than in the cycle that was learnt last, by its functions or by how
     /// much they work on; or it does the same again and again with other memory each time, as a model that goes through its layers.
+    #[inline]
     pub(crate) fn is_elsewhere(&self) -> bool {
         let is_other_memory = self.surprises >= SURPRISES && self.expected < EXPECTED;
         (self.strange > 0.5 || is_other_memory) && self.timeline.is_cycle()

@@ -18,6 +18,7 @@ pub use crate::tiers::launch::after;
 /// # Safety
 /// The arguments are the program's of that call.
 #[allow(clippy::too_many_arguments, reason = "the table's rows pass on what the program passes, each by itself")]
+#[inline(always)]
 pub unsafe fn kernel(
     api: Api,
     context: Option<Context>,
@@ -31,11 +32,12 @@ pub unsafe fn kernel(
 ) -> Option<Running> {
     let about = about(function, [grid_x, grid_y, grid_z], stream);
     // SAFETY: as for this function.
-    unsafe { any(api, context, about, Arguments { parameters, extra }) }
+    unsafe { any(api, context, &about, Arguments { parameters, extra }) }
 }
 
 /// # Safety
 /// The arguments are the program's of that call.
+#[inline(always)]
 pub unsafe fn configured(
     api: Api,
     context: Option<Context>,
@@ -50,7 +52,7 @@ pub unsafe fn configured(
     let is_plain = unsafe { is_plain(config) };
     let about = about(function, [config.gridDimX, config.gridDimY, config.gridDimZ], config.hStream);
     // SAFETY: as for this function.
-    unsafe { any(api, context, About { is_plain, ..about }, Arguments { parameters, extra }) }
+    unsafe { any(api, context, &About { is_plain, ..about }, Arguments { parameters, extra }) }
 }
 
 /// Whether nobody notices events around such a launch. Clusters, priorities and the like are of the launch alone, and one that may begin
@@ -79,6 +81,7 @@ unsafe fn is_plain(config: &CUlaunchConfig) -> bool {
 /// # Safety
 /// The arguments are the program's of that call.
 #[allow(clippy::too_many_arguments, reason = "the table's rows pass on what the program passes, each by itself")]
+#[inline(always)]
 pub unsafe fn cooperative(
     api: Api,
     context: Option<Context>,
@@ -91,9 +94,10 @@ pub unsafe fn cooperative(
 ) -> Option<Running> {
     let about = about(function, [grid_x, grid_y, grid_z], stream);
     // SAFETY: as for this function.
-    unsafe { any(api, context, about, Arguments { parameters, extra: std::ptr::null_mut() }) }
+    unsafe { any(api, context, &about, Arguments { parameters, extra: std::ptr::null_mut() }) }
 }
 
+#[inline(always)]
 fn about(function: CUfunction, grid: [u32; 3], stream: CUstream) -> About {
     About { function: Function::from_raw(function), stream: Stream::from_raw(stream), is_plain: true, grid }
 }
@@ -105,12 +109,16 @@ pub unsafe fn graph(api: Api, context: Option<Context>, exec: CUgraphExec, strea
     launch::before_graph(api, context?, exec, Stream::from_raw(stream))
 }
 
+/// Always inlined, so that a row asks the loader only once where this thread's variables lie. What a launch is goes on by reference: it was just written in parts, and
+/// a copy reads it in larger ones, for which the processor waits until those are written.
+///
 /// # Safety
 /// The arguments are the program's of that call.
-unsafe fn any(api: Api, context: Option<Context>, about: About, arguments: Arguments) -> Option<Running> {
+#[inline(always)]
+unsafe fn any(api: Api, context: Option<Context>, about: &About, arguments: Arguments) -> Option<Running> {
     if arguments::are_read_by(Reader::Managed) {
         // SAFETY: as for this function.
-        unsafe { managed::launch::before(api, about.function, about.stream, arguments) };
+        unsafe { prefetch(api, about, arguments) };
     }
     let context = context?;
     let mut running = None;
@@ -119,11 +127,35 @@ unsafe fn any(api: Api, context: Option<Context>, about: About, arguments: Argum
         running = unsafe { launch::before(api, context, about, arguments) };
     }
     if arguments::are_read_by(Reader::Far) && far::is_due() {
-        // One pair of events around a launch is enough.
-        let about = About { is_plain: about.is_plain && running.is_none(), ..about };
         // SAFETY: as for this function.
-        let watched = unsafe { far::before(api, context, about, arguments) };
-        running = running.or(watched);
+        running = unsafe { watch(api, context, about, arguments, running) };
     }
     running
+}
+
+/// By itself, as what follows, so that a launch for which it is not done saves no register and makes no room for it.
+///
+/// # Safety
+/// As for [`any`].
+#[cold]
+unsafe fn prefetch(api: Api, about: &About, arguments: Arguments) {
+    // SAFETY: as for this function.
+    unsafe { managed::launch::before(api, about.function, about.stream, arguments) };
+}
+
+/// # Safety
+/// As for [`any`].
+#[cold]
+unsafe fn watch(
+    api: Api,
+    context: Context,
+    about: &About,
+    arguments: Arguments,
+    running: Option<Running>,
+) -> Option<Running> {
+    // One pair of events around a launch is enough.
+    let about = About { is_plain: about.is_plain && running.is_none(), ..*about };
+    // SAFETY: as for this function.
+    let watched = unsafe { far::before(api, context, about, arguments) };
+    running.or(watched)
 }

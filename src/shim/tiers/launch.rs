@@ -99,7 +99,8 @@ impl Words {
 ///
 /// # Safety
 /// The arguments are those that the program passes to the driver with this function.
-pub unsafe fn before(api: Api, context: Context, about: About, arguments: Arguments) -> Option<timing::Running> {
+#[inline(never)]
+pub unsafe fn before(api: Api, context: Context, about: &About, arguments: Arguments) -> Option<timing::Running> {
     // SAFETY: as for this function.
     beside(api, || unsafe { look(api, context, about, arguments) })
 }
@@ -107,7 +108,7 @@ pub unsafe fn before(api: Api, context: Context, about: About, arguments: Argume
 /// # Safety
 /// As for [`before`].
 #[inline]
-unsafe fn look(api: Api, context: Context, about: About, arguments: Arguments) -> Option<timing::Running> {
+unsafe fn look(api: Api, context: Context, about: &About, arguments: Arguments) -> Option<timing::Running> {
     let home = home_of(context)?;
     let function = about.function?;
     let layout = arguments::known(function).or_else(|| learn(api, home, function))?;
@@ -140,7 +141,7 @@ pub fn before_graph(api: Api, context: Context, exec: GraphExec, stream: Stream)
         if capture::under_way() {
             return None;
         }
-        told(api, home, About { function: None, stream, is_plain: true, grid: [0; 3] }, (GRAPH, 0), &words)
+        told(api, home, &About { function: None, stream, is_plain: true, grid: [0; 3] }, (GRAPH, 0), &words)
     })
 }
 
@@ -148,7 +149,7 @@ pub fn before_graph(api: Api, context: Context, exec: GraphExec, stream: Stream)
 fn told(
     api: Api,
     home: &'static Home,
-    about: About,
+    about: &About,
     (function, shape): (u64, u64),
     words: &[u64],
 ) -> Option<timing::Running> {
@@ -171,7 +172,7 @@ fn learn(api: Api, home: &Home, function: Function) -> Option<&'static arguments
 }
 
 #[cold]
-fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64]) -> Option<timing::Running> {
+fn act(api: Api, home: &'static Home, about: &About, launch: Launch, words: &[u64]) -> Option<timing::Running> {
     process::contained(api, || {
         timing::gather(home);
         if launch.tell_time {

@@ -10,7 +10,7 @@ use tracing::Level;
 const TARGET: &str = "gpupool::launches";
 
 /// Whether anybody wants to read it: an atomic load where nobody does.
-#[inline]
+#[inline(always)]
 pub(super) fn is_on() -> bool {
     tracing::enabled!(target: TARGET, Level::TRACE)
 }
