@@ -189,7 +189,7 @@ fn who_comes_behind_one_who_never_came_has_room_for_its_context() {
     machine.until(&debtor, "what had left", |page| held(page, 1) >= 170 * MIB);
     // The GPU is full but for what is kept free.
     watches(&mut debtor, 1, 28);
-    takes(&mut debtor, 34);
+    watches(&mut debtor, 1, 34);
     let mut second = machine.start(comer());
     begins(&mut second);
     says(&debtor, "nobody came behind the last such sign");
@@ -198,4 +198,49 @@ fn who_comes_behind_one_who_never_came_has_room_for_its_context() {
     machine.until(&debtor, "an empty GPU 1 again", |page| held(page, 1) == 0);
     is_whole(debtor);
     ends(second);
+}
+
+/// Room for the context of whoever was about to come is asked for no more once one of ours is there, which asks for what it needs.
+#[test]
+fn nothing_leaves_for_a_comer_that_is_not_believed_once_one_of_ours_has_come() {
+    let machine = Machine::new("3x256MiB");
+    let with_contexts = |run: Run| run.env("SIMCUDA_CONTEXT_MIB", "16");
+    let borrower = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1,2").env("GPUPOOL_LIMIT", "0:2MiB");
+    let mut debtor = machine.start(with_contexts(borrower.env("GPUPOOL_RESERVE", "16MiB")));
+    takes(&mut debtor, 150);
+    watches(&mut debtor, 1, 26);
+    machine.until(&debtor, "a loan", |page| held(page, 1) >= 170 * MIB);
+    let comer = || with_contexts(machine.bare(1).arg("steps").env("SIMCUDA_INIT_MIB", "1=8"));
+    let mut first = machine.start(comer());
+    begins(&mut first);
+    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    ends(first);
+    says(&debtor, "nobody came to GPU 1 after all");
+    machine.until(&debtor, "what had left", |page| held(page, 1) >= 170 * MIB);
+    // GPU 1 is full but for what is kept free, and the rest lies on GPU 2.
+    watches(&mut debtor, 1, 28);
+    watches(&mut debtor, 1, 34);
+    takes(&mut debtor, 40);
+    machine.until(&debtor, "a second loan", |page| held(page, 2) >= 30 * MIB);
+    let before = held(&machine.page(&debtor), 1);
+    // What it uses cannot leave.
+    debtor.ask("spin");
+    let mut second = machine.start(comer());
+    begins(&mut second);
+    says(&debtor, "nobody came behind the last such sign");
+    says(&debtor, "nothing of what this process has on GPU 1 for other GPUs could leave");
+    let mut ours = machine.start(machine.neighbour(1, 50).arg("steps"));
+    begins(&mut ours);
+    makes_its_context(&mut ours);
+    let looks =
+        || std::fs::read_to_string(debtor.log()).unwrap().matches("of GPU 1 is in use is looked at no more").count();
+    eventually("one that is seen on GPU 1", || (looks() > 0).then_some(()));
+    // All that is asked for leaves in one go, of GPU 1 before GPU 2.
+    let bare = machine.start(machine.bare(2));
+    debtor.ask("release");
+    let page = machine.until(&debtor, "an empty GPU 2", |page| held(page, 2) == 0);
+    assert_eq!(held(&page, 1), before);
+    assert_eq!(gave_for(&is_whole(debtor), "reserve"), 0);
+    is_whole(ours);
+    [second, bare].into_iter().for_each(ends);
 }

@@ -91,18 +91,22 @@ pub fn look_at(gpu: &Gpu, is_empty: bool) {
     let watched = all.entry(ordinal).or_default();
     let more = watched.note(ordinal, used);
     let before = std::mem::replace(&mut watched.asked, now);
-    if !is_empty {
-        watched.alarm.came();
-        drop(all);
-        leaving::has_come(ordinal);
-        return;
-    }
     let was_distrusted = watched.alarm.is_distrusted();
-    let over = watched.alarm.look(Instant::now());
+    let over = if is_empty {
+        watched.alarm.look(Instant::now())
+    } else {
+        watched.alarm.came();
+        None
+    };
     let is_distrusted = watched.alarm.is_distrusted();
     drop(all);
+    // Whoever was awaited has room for a context, or needs none any more: one of ours that has come asks for what it needs.
     if was_distrusted && !is_distrusted {
         leaving::has_reserve(ordinal);
+    }
+    if !is_empty {
+        leaving::has_come(ordinal);
+        return;
     }
     if let Some(time) = over {
         leaving::has_come(ordinal);
