@@ -123,6 +123,29 @@ fn nothing_leaves_for_what_programs_under_gpupool_take() {
     ends(comer);
 }
 
+/// Of a program that has begun and ended between two looks nothing is left to find, and what it took has gone as well.
+#[test]
+fn nothing_leaves_for_one_of_ours_that_has_ended_when_it_is_looked_for() {
+    let machine = Machine::new("2x320MiB");
+    let mut debtor = machine.debtor(200);
+    watches(&mut debtor, 1, 26);
+    let agent = super::upset::agent(&debtor);
+    let mut other = machine.start(machine.neighbour(0, 50).arg("steps").env("SIMCUDA_INIT_MIB", "1=4"));
+    begins(&mut other);
+    // It has seen the growth, and begins to read who there is.
+    agent.ends_call(libc::SYS_getdents64, |_| true);
+    other.signal(libc::SIGKILL);
+    drop(other);
+    drop(agent);
+    says(&debtor, "grew by 4.0 MiB, by a process that has ended since");
+    // The next one takes another amount, all of which is its own, and for it all leaves.
+    let mut comer = machine.start(machine.comer(1).env("SIMCUDA_INIT_MIB", "1=6"));
+    begins(&mut comer);
+    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    assert_eq!(signs(&is_whole(debtor)), [(1, 6 * MIB, true)]);
+    ends(comer);
+}
+
 #[test]
 fn what_left_for_one_who_never_came_comes_back_and_the_next_one_has_to_be_seen() {
     let machine = Machine::new("2x320MiB");
