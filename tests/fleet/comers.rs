@@ -267,3 +267,26 @@ fn nothing_leaves_for_a_comer_that_is_not_believed_once_one_of_ours_has_come() {
     is_whole(ours);
     [second, bare].into_iter().for_each(ends);
 }
+
+/// Nothing could leave for it in that time: what is kept free is for what `cuInit` takes and for the context.
+#[test]
+fn who_comes_while_nothing_can_leave_has_room_for_its_context() {
+    let machine = Machine::new("2x256MiB");
+    let with_contexts = |run: Run| run.env("SIMCUDA_CONTEXT_MIB", "16");
+    let borrower = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
+    let mut debtor = machine.start(with_contexts(borrower.env("GPUPOOL_RESERVE", "16MiB")));
+    for mib in [150, 60, 60] {
+        takes(&mut debtor, mib);
+    }
+    let page = machine.until(&debtor, "more than both GPUs have", |page| page.levels.residence.on_host > 0);
+    assert!(held(&page, 1) >= 230 * MIB, "{page:?}");
+    let agent = super::upset::agent(&debtor);
+    let mut comer = machine.start(with_contexts(machine.comer(1)));
+    begins(&mut comer);
+    makes_its_context(&mut comer);
+    drop(agent);
+    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    takes(&mut comer, 200);
+    is_whole(debtor);
+    ends(comer);
+}
