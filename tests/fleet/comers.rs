@@ -1,6 +1,6 @@
 //! Who is about to come to a GPU that is borrowed from: its memory in use grows before NVML lists anybody there, and what is borrowed leaves for that.
 
-use super::recall::{held, is_whole, launched, takes};
+use super::recall::{held, is_whole, launched, takes, was_there_before};
 use super::{MIB, Machine};
 use gpupool_events::{Event, RecallSign};
 use harness::{Run, Running, eventually};
@@ -289,4 +289,30 @@ fn who_comes_while_nothing_can_leave_has_room_for_its_context() {
     takes(&mut comer, 200);
     is_whole(debtor);
     ends(comer);
+}
+
+/// What is kept free for a program that was there before is asked for no more once that has ended.
+#[test]
+fn nothing_leaves_for_one_that_was_there_before_and_has_ended() {
+    let machine = Machine::new("3x320MiB");
+    let mut bare = machine.start(machine.bare(1));
+    takes(&mut bare, 20);
+    was_there_before(&bare);
+    let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1,2").env("GPUPOOL_LIMIT", "0:2MiB");
+    let mut debtor = machine.holder(run, 320);
+    let page = machine.until(&debtor, "loans", |page| held(page, 1) >= 260 * MIB && held(page, 2) >= 30 * MIB);
+    let before = held(&page, 1);
+    // What it uses cannot leave.
+    debtor.ask("spin");
+    takes(&mut bare, 16);
+    says(&debtor, "nothing of what this process has on GPU 1 for other GPUs could leave");
+    ends(bare);
+    says(&debtor, "how much of GPU 1 is in use is looked at from now on");
+    // All that is asked for leaves in one go, of GPU 1 before GPU 2.
+    let bare = machine.start(machine.bare(2));
+    debtor.ask("release");
+    let page = machine.until(&debtor, "an empty GPU 2", |page| held(page, 2) == 0);
+    assert_eq!(held(&page, 1), before);
+    assert_eq!(gave_for(&is_whole(debtor), "reserve"), 0);
+    ends(bare);
 }
