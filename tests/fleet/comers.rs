@@ -1,6 +1,6 @@
 //! Who is about to come to a GPU that is borrowed from: its memory in use grows before NVML lists anybody there, and what is borrowed leaves for that.
 
-use super::recall::{held, is_whole, launched, takes};
+use super::recall::{held, is_whole, launched, takes, was_there_before};
 use super::{MIB, Machine};
 use gpupool_events::{Event, RecallSign};
 use harness::{Run, Running, eventually};
@@ -123,6 +123,29 @@ fn nothing_leaves_for_what_programs_under_gpupool_take() {
     ends(comer);
 }
 
+/// Of a program that has begun and ended between two looks nothing is left to find, and what it took has gone as well.
+#[test]
+fn nothing_leaves_for_one_of_ours_that_has_ended_when_it_is_looked_for() {
+    let machine = Machine::new("2x320MiB");
+    let mut debtor = machine.debtor(200);
+    watches(&mut debtor, 1, 26);
+    let agent = super::upset::agent(&debtor);
+    let mut other = machine.start(machine.neighbour(0, 50).arg("steps").env("SIMCUDA_INIT_MIB", "1=4"));
+    begins(&mut other);
+    // It has seen the growth, and begins to read who there is.
+    agent.ends_call(libc::SYS_getdents64, |_| true);
+    other.signal(libc::SIGKILL);
+    drop(other);
+    drop(agent);
+    says(&debtor, "grew by 4.0 MiB, by a process that has ended since");
+    // The next one takes another amount, all of which is its own, and for it all leaves.
+    let mut comer = machine.start(machine.comer(1).env("SIMCUDA_INIT_MIB", "1=6"));
+    begins(&mut comer);
+    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    assert_eq!(signs(&is_whole(debtor)), [(1, 6 * MIB, true)]);
+    ends(comer);
+}
+
 #[test]
 fn what_left_for_one_who_never_came_comes_back_and_the_next_one_has_to_be_seen() {
     let machine = Machine::new("2x320MiB");
@@ -189,7 +212,7 @@ fn who_comes_behind_one_who_never_came_has_room_for_its_context() {
     machine.until(&debtor, "what had left", |page| held(page, 1) >= 170 * MIB);
     // The GPU is full but for what is kept free.
     watches(&mut debtor, 1, 28);
-    takes(&mut debtor, 34);
+    watches(&mut debtor, 1, 34);
     let mut second = machine.start(comer());
     begins(&mut second);
     says(&debtor, "nobody came behind the last such sign");
@@ -198,4 +221,98 @@ fn who_comes_behind_one_who_never_came_has_room_for_its_context() {
     machine.until(&debtor, "an empty GPU 1 again", |page| held(page, 1) == 0);
     is_whole(debtor);
     ends(second);
+}
+
+/// Room for the context of whoever was about to come is asked for no more once one of ours is there, which asks for what it needs.
+#[test]
+fn nothing_leaves_for_a_comer_that_is_not_believed_once_one_of_ours_has_come() {
+    let machine = Machine::new("3x256MiB");
+    let with_contexts = |run: Run| run.env("SIMCUDA_CONTEXT_MIB", "16");
+    let borrower = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1,2").env("GPUPOOL_LIMIT", "0:2MiB");
+    let mut debtor = machine.start(with_contexts(borrower.env("GPUPOOL_RESERVE", "16MiB")));
+    takes(&mut debtor, 150);
+    watches(&mut debtor, 1, 26);
+    machine.until(&debtor, "a loan", |page| held(page, 1) >= 170 * MIB);
+    let comer = || with_contexts(machine.bare(1).arg("steps").env("SIMCUDA_INIT_MIB", "1=8"));
+    let mut first = machine.start(comer());
+    begins(&mut first);
+    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    ends(first);
+    says(&debtor, "nobody came to GPU 1 after all");
+    machine.until(&debtor, "what had left", |page| held(page, 1) >= 170 * MIB);
+    // GPU 1 is full but for what is kept free, and the rest lies on GPU 2.
+    watches(&mut debtor, 1, 28);
+    watches(&mut debtor, 1, 34);
+    takes(&mut debtor, 40);
+    machine.until(&debtor, "a second loan", |page| held(page, 2) >= 30 * MIB);
+    let before = held(&machine.page(&debtor), 1);
+    // What it uses cannot leave.
+    debtor.ask("spin");
+    let mut second = machine.start(comer());
+    begins(&mut second);
+    says(&debtor, "nobody came behind the last such sign");
+    says(&debtor, "nothing of what this process has on GPU 1 for other GPUs could leave");
+    let mut ours = machine.start(machine.neighbour(1, 50).arg("steps"));
+    begins(&mut ours);
+    makes_its_context(&mut ours);
+    let looks =
+        || std::fs::read_to_string(debtor.log()).unwrap().matches("of GPU 1 is in use is looked at no more").count();
+    eventually("one that is seen on GPU 1", || (looks() > 0).then_some(()));
+    // All that is asked for leaves in one go, of GPU 1 before GPU 2.
+    let bare = machine.start(machine.bare(2));
+    debtor.ask("release");
+    let page = machine.until(&debtor, "an empty GPU 2", |page| held(page, 2) == 0);
+    assert_eq!(held(&page, 1), before);
+    assert_eq!(gave_for(&is_whole(debtor), "reserve"), 0);
+    is_whole(ours);
+    [second, bare].into_iter().for_each(ends);
+}
+
+/// Nothing could leave for it in that time: what is kept free is for what `cuInit` takes and for the context.
+#[test]
+fn who_comes_while_nothing_can_leave_has_room_for_its_context() {
+    let machine = Machine::new("2x256MiB");
+    let with_contexts = |run: Run| run.env("SIMCUDA_CONTEXT_MIB", "16");
+    let borrower = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
+    let mut debtor = machine.start(with_contexts(borrower.env("GPUPOOL_RESERVE", "16MiB")));
+    for mib in [150, 60, 60] {
+        takes(&mut debtor, mib);
+    }
+    let page = machine.until(&debtor, "more than both GPUs have", |page| page.levels.residence.on_host > 0);
+    assert!(held(&page, 1) >= 230 * MIB, "{page:?}");
+    let agent = super::upset::agent(&debtor);
+    let mut comer = machine.start(with_contexts(machine.comer(1)));
+    begins(&mut comer);
+    makes_its_context(&mut comer);
+    drop(agent);
+    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    takes(&mut comer, 200);
+    is_whole(debtor);
+    ends(comer);
+}
+
+/// What is kept free for a program that was there before is asked for no more once that has ended.
+#[test]
+fn nothing_leaves_for_one_that_was_there_before_and_has_ended() {
+    let machine = Machine::new("3x320MiB");
+    let mut bare = machine.start(machine.bare(1));
+    takes(&mut bare, 20);
+    was_there_before(&bare);
+    let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1,2").env("GPUPOOL_LIMIT", "0:2MiB");
+    let mut debtor = machine.holder(run, 320);
+    let page = machine.until(&debtor, "loans", |page| held(page, 1) >= 260 * MIB && held(page, 2) >= 30 * MIB);
+    let before = held(&page, 1);
+    // What it uses cannot leave.
+    debtor.ask("spin");
+    takes(&mut bare, 16);
+    says(&debtor, "nothing of what this process has on GPU 1 for other GPUs could leave");
+    ends(bare);
+    says(&debtor, "how much of GPU 1 is in use is looked at from now on");
+    // All that is asked for leaves in one go, of GPU 1 before GPU 2.
+    let bare = machine.start(machine.bare(2));
+    debtor.ask("release");
+    let page = machine.until(&debtor, "an empty GPU 2", |page| held(page, 2) == 0);
+    assert_eq!(held(&page, 1), before);
+    assert_eq!(gave_for(&is_whole(debtor), "reserve"), 0);
+    ends(bare);
 }

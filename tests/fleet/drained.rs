@@ -120,3 +120,46 @@ fn a_number_is_that_of_nvidia_smi_whatever_a_program_calls_the_gpu() {
     assert!(machine.told("undrain --json 0").1);
     programs.into_iter().for_each(|program| drop(is_whole(program)));
 }
+
+/// Neither the limit of the pool nor a drain moves what the driver alone can place, nor a limit what the program made itself where there was room.
+#[test]
+fn what_a_limit_or_a_drain_cannot_move_of_the_programs_own_memory_is_told() {
+    let machine = Machine::new("2x1GiB");
+    let mut program = machine.start(machine.run());
+    assert_eq!(program.ask("make 32"), "made");
+    program.ask("compress");
+    assert_eq!(program.ask("make 16"), "made");
+    let set = |limit: &str| {
+        let (told, done) = machine.told(&format!("set --json {} limit={limit}", program.pid()));
+        assert!(done, "{told}");
+        told["changes"][0]["note"].as_str().unwrap_or_default().to_owned()
+    };
+    let kind = "stays on GPU 0: it is of a kind that only the driver can place";
+    let note = set("0:8MiB");
+    assert!(note.contains("32.0 MiB stays on GPU 0: memory of the program's own (cuMemCreate)"), "{note}");
+    assert!(note.contains(&format!("8.0 MiB {kind}")), "{note}");
+    // What is told of is what is beyond.
+    let note = set("0:4MiB");
+    assert!(note.contains(&format!("12.0 MiB {kind}")), "{note}");
+    let (told, all) = machine.told("drain --json 0");
+    assert!(!all, "{told}");
+    let stayed = stayed(&told, &program);
+    assert!(stayed.iter().any(|(bytes, what)| *bytes == 16 * MIB && what.starts_with("it is of a kind")), "{stayed:?}");
+    machine.told("undrain --json 0");
+    ends_well(program);
+}
+
+/// Of another GPU, since its own one has no room for it.
+#[test]
+fn a_programs_own_memory_on_a_gpu_that_lends_it_leaves_for_a_new_limit_there() {
+    let machine = Machine::new("2x320MiB");
+    let mut program = machine.start(machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1"));
+    for mib in [260, 60] {
+        assert_eq!(program.ask(&format!("own {mib}")), "made");
+    }
+    machine.until(&program, "a loan", |page| held(page, 1) >= 60 * MIB);
+    let (told, done) = machine.told(&format!("set --json {} limit=1:2MiB", program.pid()));
+    assert!(done && told["changes"][0]["note"] == "60.0 MiB moved away from GPU 1", "{told}");
+    machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
+    is_whole(program);
+}

@@ -674,17 +674,23 @@ fn a_program_without_gpupool_that_comes_right_after_the_memory_gets_it_as_well()
     assert!(status.success(), "{status}");
 }
 
+/// It has run for so long that it did not come after what is borrowed from now on.
+#[track_caller]
+pub(super) fn was_there_before(bare: &Running) {
+    let ticks = gpupool_metrics::stat(bare.pid()).unwrap().started as f64;
+    eventually("one that has been there for a while", || {
+        let up: f64 = std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next()?.parse().ok()?;
+        (up - ticks / 100.0 > 4.0).then_some(())
+    });
+}
+
 /// It had what it needed when somebody borrowed the rest, and needs more.
 #[test]
 fn a_program_without_gpupool_that_was_there_before_the_loan_grows_by_what_is_kept_free() {
     let machine = Machine::new("2x320MiB");
     let mut bare = machine.start(machine.bare(1));
     takes(&mut bare, 20);
-    let ticks = gpupool_metrics::stat(bare.pid()).unwrap().started as f64;
-    eventually("one that has been there for a while", || {
-        let up: f64 = std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next()?.parse().ok()?;
-        (up - ticks / 100.0 > 4.0).then_some(())
-    });
+    was_there_before(&bare);
     let debtor = machine.debtor(260);
     for round in 1..=5 {
         takes(&mut bare, 16);

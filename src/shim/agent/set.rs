@@ -5,7 +5,7 @@
 
 use crate::backing::{open, terms};
 use crate::serve::memory::idle;
-use crate::suspend::vacate::{self, Vacated, Which};
+use crate::suspend::vacate::{self, Rest, Vacated, Which};
 use crate::{bell, live, log, tiers};
 use gpupool_config::{Devices, Limits, PREFIX, Settings, format_size, read_one};
 use gpupool_events::SettingChange;
@@ -140,30 +140,39 @@ fn check_devices(settings: &Settings) -> Result<(), String> {
 }
 
 fn change_limit(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {
-    let members: Vec<u32> = open::plan_made().map(|plan| plan.members.keys().copied().collect()).unwrap_or_default();
-    let known = |gpu: u32| {
-        let places = open::opened().map(|opened| opened.pool.usage().places).unwrap_or_default();
-        places.into_iter().find(|known| known.place == Place::Gpu(gpu))
+    let plan = open::plan_made();
+    let limits = || -> Vec<(u32, u64)> {
+        let gpus =
+            plan.into_iter().flat_map(|plan| plan.members.keys().map(|gpu| (*gpu, plan.limit(Place::Gpu(*gpu)))));
+        gpus.collect()
     };
-    let before: Vec<(u32, u64)> =
-        members.iter().filter_map(|gpu| known(*gpu).map(|known| (*gpu, known.limit))).collect();
+    let before = limits();
     live::set_limit(settings.limit.clone());
     terms::heed();
-    let beyond = |gpu: u32| known(gpu).map_or(0, |known| known.held.saturating_sub(known.limit));
+    let taken =
+        |gpu: u32| plan.map_or((0, 0), |plan| (plan.accounts.taken(Place::Gpu(gpu)), plan.limit(Place::Gpu(gpu))));
     let left = leave(is_wanted, |gpu| {
         vacate::give_back(gpu, Which::Most(0));
-        Some(beyond(gpu)).filter(|bytes| *bytes > 0).map(Which::Most)
+        let (taken, limit) = taken(gpu);
+        Some(taken.saturating_sub(limit)).filter(|bytes| *bytes > 0).map(Which::Most)
     });
     // What has no room any more on one may have some on another, and so comes last.
-    let is_raised = |(gpu, before): &(u32, u64)| known(*gpu).is_some_and(|known| known.limit > *before);
-    let raised = before.iter().filter(|known| is_raised(known)).map(|(gpu, _)| *gpu);
     let until = Instant::now() + PATIENCE;
-    let came = raised.filter_map(|gpu| {
-        let Vacated { moved, .. } = vacate::bring_home(gpu, until, is_wanted, &mut |_, _| {});
-        (moved > 0).then(|| format!("{} came to GPU {gpu}", format_size(moved)))
-    });
-    let said = Some(left).filter(|said| !said.is_empty()).into_iter().chain(came);
-    said.collect::<Vec<_>>().join("; ")
+    let mut said: Vec<String> = Some(left).filter(|said| !said.is_empty()).into_iter().collect();
+    for ((gpu, before), (_, now)) in before.into_iter().zip(limits()) {
+        if now > before {
+            let Vacated { moved, .. } = vacate::bring_home(gpu, until, is_wanted, &mut |_, _| {});
+            said.extend((moved > 0).then(|| format!("{} came to GPU {gpu}", format_size(moved))));
+        } else if now < before && !terms::is_drained(gpu) {
+            said.extend(stays(gpu, &vacate::beyond_the_pool(gpu, now)));
+        }
+    }
+    said.join("; ")
+}
+
+/// What stays on a GPU, in words.
+fn stays(gpu: u32, rest: &[Rest]) -> impl Iterator<Item = String> {
+    rest.iter().map(move |rest| format!("{} stays on GPU {gpu}: {}", format_size(rest.bytes), rest.what))
 }
 
 fn change_devices(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {
@@ -183,7 +192,7 @@ fn leave(is_wanted: &dyn Fn() -> bool, which: impl Fn(u32) -> Option<Which>) -> 
         if moved > 0 {
             said.push(format!("{} moved away from GPU {gpu}", format_size(moved)));
         }
-        said.extend(rest.iter().map(|rest| format!("{} stays on GPU {gpu}: {}", format_size(rest.bytes), rest.what)));
+        said.extend(stays(gpu, &rest));
     }
     said.join("; ")
 }

@@ -15,7 +15,9 @@ use std::sync::Arc;
 
 /// What a context takes of a GPU where nothing is known of this process's own ones (H200, driver 580).
 const CONTEXT: u64 = 523 << 20;
-/// No more than this part of a GPU is kept free for one.
+/// What `cuInit` takes of a GPU before the context is made there, as far as that was measured: what a program under gpupool shows on each GPU that it has no context on (H200; RESULTS.md).
+const INIT: u64 = 4 << 20;
+/// No more than this part of a GPU is kept free for both.
 const CONTEXTS: u64 = 8;
 
 /// What the pool of this process will be made of; nothing is taken yet.
@@ -185,15 +187,15 @@ impl Plan {
         order
     }
 
-    /// Bytes that stay free on a GPU: the reserve, and where this process only borrows and leaves for whoever comes, what a context takes at least. One that was refused its context
-    /// is never seen, and nothing would leave for it.
+    /// Bytes that stay free on a GPU: the reserve, and where this process only borrows and leaves for whoever comes, what `cuInit` and a context take at least. One that was
+    /// refused its context is never seen, and nothing would leave for it.
     pub fn kept_free(&self, ordinal: u32) -> u64 {
         let reserve = self.members.get(&ordinal).copied().unwrap_or(0);
         if process::settings().recall_wait.is_none() || context::is_on(Device::of(ordinal)) {
             return reserve;
         }
         let total = self.topology.gpus.get(ordinal as usize).map_or(0, |gpu| gpu.total);
-        reserve.max(context::usual_cost().unwrap_or(CONTEXT).min(total / CONTEXTS))
+        reserve.max((context::usual_cost().unwrap_or(CONTEXT) + INIT).min(total / CONTEXTS))
     }
 
     /// Bytes that a place could still give, less what must be left free there; `None` where nobody can tell.

@@ -43,8 +43,9 @@ pub unsafe fn create(
             why.note(real.api);
             let result = retry::call(real);
             if result.is_ok() && is_of_another_kind && !handle.is_null() {
+                let gpu = properties.and_then(|properties| properties.location.device());
                 // SAFETY: the driver answered success, so it has written there.
-                of_kind::made(unsafe { *handle }, bytes as u64);
+                of_kind::made(unsafe { *handle }, bytes as u64, gpu);
             }
             result
         }

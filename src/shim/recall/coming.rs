@@ -85,24 +85,27 @@ pub fn stop(gpu: u32) {
 pub fn look_at(gpu: &Gpu, is_empty: bool) {
     let ordinal = gpu.ordinal;
     let now = monotonic_nanoseconds();
-    // NVML opens files, which a child of a fork would have as well.
-    let used = is_empty.then(|| Part::begin().and_then(|_part| nvml::get()?.used(&gpu.uuid))).flatten();
+    let used = if is_empty { in_use(gpu) } else { None };
     let mut all = WATCHED.lock();
     let watched = all.entry(ordinal).or_default();
     let more = watched.note(ordinal, used);
     let before = std::mem::replace(&mut watched.asked, now);
-    if !is_empty {
-        watched.alarm.came();
-        drop(all);
-        leaving::has_come(ordinal);
-        return;
-    }
     let was_distrusted = watched.alarm.is_distrusted();
-    let over = watched.alarm.look(Instant::now());
+    let over = if is_empty {
+        watched.alarm.look(Instant::now())
+    } else {
+        watched.alarm.came();
+        None
+    };
     let is_distrusted = watched.alarm.is_distrusted();
     drop(all);
+    // Whoever was awaited has room for a context, or needs none any more: one of ours that has come asks for what it needs.
     if was_distrusted && !is_distrusted {
         leaving::has_reserve(ordinal);
+    }
+    if !is_empty {
+        leaving::has_come(ordinal);
+        return;
     }
     if let Some(time) = over {
         leaving::has_come(ordinal);
@@ -114,8 +117,8 @@ pub fn look_at(gpu: &Gpu, is_empty: bool) {
     } else if !is_awaited(ordinal) {
         leaving::has_come(ordinal);
     }
-    if let Some(bytes) = more {
-        grew(ordinal, bytes, before);
+    if let Some((bytes, used)) = more.zip(used) {
+        grew(gpu, bytes, used, before);
     }
     // Nothing leaves for a sign that may be false, but what whoever comes has taken of the room for its context: one that cannot make that is never seen.
     if WATCHED.lock().get(&ordinal).is_some_and(|watched| watched.alarm.is_distrusted()) {
@@ -123,15 +126,17 @@ pub fn look_at(gpu: &Gpu, is_empty: bool) {
     }
 }
 
-/// A GPU's memory in use grew by so much since then.
-fn grew(gpu: u32, bytes: u64, since: u64) {
-    if let Some(who) = explained(since) {
-        tracing::debug!(
-            target: "gpupool::memory", about = "awaited", device = gpu,
-            "the memory in use of GPU {gpu} grew by {}, by {who}", format_size(bytes)
-        );
-        return;
-    }
+/// Bytes of a GPU that are in use, where that is told.
+fn in_use(gpu: &Gpu) -> Option<u64> {
+    // NVML opens files, which a child of a fork would have as well.
+    let _part = Part::begin()?;
+    nvml::get()?.used(&gpu.uuid)
+}
+
+/// A GPU's memory in use grew by so much since then, to what it is.
+fn grew(known: &Gpu, bytes: u64, used: u64, since: u64) {
+    let gpu = known.ordinal;
+    let Some(bytes) = unexplained(known, bytes, used, since) else { return };
     let now = Instant::now();
     COMING.lock().expect(now);
     let heed = WATCHED.lock().entry(gpu).or_default().alarm.rings(now);
@@ -160,6 +165,37 @@ fn grew(gpu: u32, bytes: u64, since: u64) {
     if leaves {
         leaving::begin(gpu, Whom::Comer, u64::MAX);
     }
+}
+
+/// So much of a growth that nobody explains who is there, if any of it.
+///
+/// Who took it may have ended before it was looked for, which takes some ms: then that has gone as well, and nobody comes. So it is asked once more how much is in use. Rejected: to wait before that, since
+/// whoever comes has no more time than there is.
+fn unexplained(gpu: &Gpu, bytes: u64, used: u64, since: u64) -> Option<u64> {
+    let ordinal = gpu.ordinal;
+    let tell = |who: &str| {
+        tracing::debug!(
+            target: "gpupool::memory", about = "awaited", device = ordinal,
+            "the memory in use of GPU {ordinal} grew by {}, by {who}", format_size(bytes)
+        );
+    };
+    if let Some(who) = explained(since) {
+        tell(&who);
+        return None;
+    }
+    let asked = monotonic_nanoseconds();
+    let Some(again) = in_use(gpu) else { return Some(bytes) };
+    let mut all = WATCHED.lock();
+    let watched = all.entry(ordinal).or_default();
+    watched.note(ordinal, Some(again));
+    watched.asked = asked;
+    drop(all);
+    let left = again.saturating_sub(used.saturating_sub(bytes));
+    if left == 0 {
+        tell("a process that has ended since");
+        return None;
+    }
+    Some(left)
 }
 
 /// Who of ours took memory since then, or begins to use CUDA; in words.

@@ -92,7 +92,11 @@ impl Strangers {
             return;
         };
         let new: Vec<u32> = there.difference(&borrowed.known).copied().collect();
+        let was_any = !borrowed.strange.is_empty();
         borrowed.strange.retain(|pid| there.contains(pid));
+        if was_any && borrowed.strange.is_empty() {
+            leaving::has_reserve(gpu.ordinal);
+        }
         borrowed.known = there;
         let strange = strangers(&new);
         if !strange.is_empty() {

@@ -21,7 +21,7 @@ use crate::gate::{self, Disturbed, Held};
 use crate::log;
 use crate::nvml;
 use crate::process;
-use crate::serve::handles;
+use crate::serve::handles::{self, of_kind};
 use crate::serve::memory::{self, idle};
 use crate::watch::context;
 use gpupool_config::{Mode, Move, format_size};
@@ -762,6 +762,24 @@ fn lies_there(opened: &open::Opened, gpu: u32, lent: bool) -> u64 {
     pieces.map(|piece| piece.bytes).sum::<u64>() + own.map(|own| own.bytes).sum::<u64>()
 }
 
+/// Of what a GPU has beyond a limit that was set, the part that does not count among what the pool takes and is not moved for it.
+pub fn beyond_the_pool(gpu: u32, limit: u64) -> Vec<Rest> {
+    let place = Place::Gpu(gpu);
+    let (taken, charged) = memory::accounts().map_or((0, 0), |all| (all.taken(place), all.of(Claim::Handles, place)));
+    let own = handles::by_hand::bytes_at(place).saturating_sub(charged);
+    let beyond = (taken + own + of_kind::bytes_on(gpu)).saturating_sub(limit);
+    let what = "memory of the program's own (cuMemCreate) that its GPU had room for: the limit is for what the pool takes, which is less by so much";
+    let rest = Rest { bytes: own.min(beyond), what: what.to_owned(), cause: "own" };
+    let kind = only_the_drivers(gpu, beyond - rest.bytes);
+    Some(rest).filter(|rest| rest.bytes > 0).into_iter().chain(kind).collect()
+}
+
+/// What only the driver can place of what a GPU has, so many bytes of it at most, if there is any.
+fn only_the_drivers(gpu: u32, most: u64) -> Option<Rest> {
+    let Why { text, cause } = Why::of_kind();
+    Some(Rest { bytes: of_kind::bytes_on(gpu).min(most), what: text, cause }).filter(|rest| rest.bytes > 0)
+}
+
 /// What of this process is on a GPU beside what was to leave and is told of already.
 fn besides(gpu: u32, told: u64) -> Vec<Rest> {
     let place = Place::Gpu(gpu);
@@ -784,6 +802,7 @@ fn besides(gpu: u32, told: u64) -> Vec<Rest> {
         .into_iter()
         .filter(|row| row.0 > 0)
         .map(|(bytes, what)| Rest { bytes, what: what.to_owned(), cause: "" })
+        .chain(only_the_drivers(gpu, u64::MAX))
         .collect();
     if contexts > 0 {
         let many = if contexts == 1 { "a context".to_owned() } else { format!("{contexts} contexts") };

@@ -21,6 +21,8 @@ struct Known {
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     bytes: u64,
+    /// The GPU that it was made on; `None`: the host.
+    gpu: Option<u32>,
     references: u64,
     mappings: u64,
 }
@@ -39,8 +41,8 @@ impl Known {
         true
     }
 
-    fn made(&mut self, handle: u64, bytes: u64) {
-        self.pieces.insert(handle, Piece { bytes, references: 1, mappings: 0 });
+    fn made(&mut self, handle: u64, bytes: u64, gpu: Option<u32>) {
+        self.pieces.insert(handle, Piece { bytes, gpu, references: 1, mappings: 0 });
     }
 
     fn mapped(&mut self, address: u64, bytes: u64, handle: u64) {
@@ -86,6 +88,10 @@ impl Known {
     fn bytes(&self) -> u64 {
         self.pieces.values().map(|piece| piece.bytes).sum()
     }
+
+    fn bytes_on(&self, gpu: u32) -> u64 {
+        self.pieces.values().filter(|piece| piece.gpu == Some(gpu)).map(|piece| piece.bytes).sum()
+    }
 }
 
 /// A reference that is about to be given back: whoever is given this handle next must not find it counted.
@@ -104,10 +110,10 @@ pub struct Unmapping {
     piece: Piece,
 }
 
-/// The driver made this.
+/// The driver made this, on a GPU or on the host.
 #[cold]
-pub fn made(handle: u64, bytes: u64) {
-    KNOWN.lock().made(handle, bytes);
+pub fn made(handle: u64, bytes: u64, gpu: Option<u32>) {
+    KNOWN.lock().made(handle, bytes, gpu);
     IS_ANY.store(true, Ordering::Release);
 }
 
@@ -152,6 +158,11 @@ pub fn bytes() -> u64 {
     with(|known| known.bytes()).unwrap_or_default()
 }
 
+/// Bytes of what there is on a GPU.
+pub fn bytes_on(gpu: u32) -> u64 {
+    with(|known| known.bytes_on(gpu)).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,13 +170,14 @@ mod tests {
     #[test]
     fn it_is_there_as_long_as_a_handle_is_held_or_it_is_mapped() {
         let mut known = Known::new();
-        known.made(7, 100);
-        known.made(8, 50);
+        known.made(7, 100, Some(1));
+        known.made(8, 50, None);
         known.mapped(1000, 100, 7);
         known.mapped(2000, 100, 7);
         // Another one's.
         known.mapped(3000, 10, 9);
         assert_eq!((known.bytes(), known.at(1099), known.at(1100), known.at(3000)), (150, Some(7), None, None));
+        assert_eq!((known.bytes_on(1), known.bytes_on(0)), (100, 0));
         assert!(known.release(8).is_some() && known.release(8).is_none());
         // Refused, and then not.
         let releasing = known.release(7).unwrap();
