@@ -231,7 +231,7 @@ fn is_pooled(address: u64) -> bool {
     looking(|| Ok(matches!(address::known(address), Known::Pooled(_)))) == Ok(true)
 }
 
-/// Whether the program made what is mapped there by `cuMemCreate`.
+/// Whether the program made what is mapped there by `cuMemCreate`, in whichever way.
 fn is_own(address: u64) -> bool {
     looking(|| Ok(handles::by_hand::is_own(address))) == Ok(true)
 }

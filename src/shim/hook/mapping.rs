@@ -44,7 +44,8 @@ pub unsafe fn create(
             let result = retry::call(real);
             if result.is_ok() && is_of_another_kind && !handle.is_null() {
                 // SAFETY: the driver answered success, so it has written there.
-                of_kind::made(unsafe { *handle }, bytes as u64);
+                let handle = unsafe { *handle };
+                of_kind::made(handle, properties.and_then(|properties| properties.location.device()), bytes as u64);
             }
             result
         }

@@ -20,6 +20,8 @@ struct Known {
 
 #[derive(Clone, Copy, Debug)]
 struct Piece {
+    /// The GPU that it was asked for on, unless it was elsewhere.
+    gpu: Option<u32>,
     bytes: u64,
     references: u64,
     mappings: u64,
@@ -39,8 +41,8 @@ impl Known {
         true
     }
 
-    fn made(&mut self, handle: u64, bytes: u64) {
-        self.pieces.insert(handle, Piece { bytes, references: 1, mappings: 0 });
+    fn made(&mut self, handle: u64, gpu: Option<u32>, bytes: u64) {
+        self.pieces.insert(handle, Piece { gpu, bytes, references: 1, mappings: 0 });
     }
 
     fn mapped(&mut self, address: u64, bytes: u64, handle: u64) {
@@ -83,6 +85,15 @@ impl Known {
         (address < start + bytes).then_some(*handle)
     }
 
+    /// Bytes that are mapped in a range, of each mapping as much as lies in it, and on which GPU.
+    fn mapped_in(&self, address: u64, bytes: u64) -> Vec<(u64, Option<u32>)> {
+        let end = address.saturating_add(bytes);
+        let below = self.mapped.range(..end).rev().map(|(start, (bytes, handle))| (*start, start + bytes, handle));
+        let within = below.take_while(|(_, last, _)| *last > address);
+        let gpu = |handle: &u64| self.pieces.get(handle).and_then(|piece| piece.gpu);
+        within.map(|(start, last, handle)| (last.min(end) - start.max(address), gpu(handle))).collect()
+    }
+
     fn bytes(&self) -> u64 {
         self.pieces.values().map(|piece| piece.bytes).sum()
     }
@@ -104,10 +115,10 @@ pub struct Unmapping {
     piece: Piece,
 }
 
-/// The driver made this.
+/// The driver made this on a GPU, or elsewhere.
 #[cold]
-pub fn made(handle: u64, bytes: u64) {
-    KNOWN.lock().made(handle, bytes);
+pub fn made(handle: u64, gpu: Option<u32>, bytes: u64) {
+    KNOWN.lock().made(handle, gpu, bytes);
     IS_ANY.store(true, Ordering::Release);
 }
 
@@ -147,6 +158,11 @@ pub fn still_mapped(unmapping: Vec<Unmapping>) {
     }
 }
 
+/// What of it is mapped in a range: of each mapping the bytes, and the GPU that it lies on.
+pub fn mapped_in(address: u64, bytes: u64) -> Vec<(u64, Option<u32>)> {
+    with(|known| known.mapped_in(address, bytes)).unwrap_or_default()
+}
+
 /// Bytes of all that there is.
 pub fn bytes() -> u64 {
     with(|known| known.bytes()).unwrap_or_default()
@@ -159,13 +175,15 @@ mod tests {
     #[test]
     fn it_is_there_as_long_as_a_handle_is_held_or_it_is_mapped() {
         let mut known = Known::new();
-        known.made(7, 100);
-        known.made(8, 50);
+        known.made(7, Some(1), 100);
+        known.made(8, None, 50);
         known.mapped(1000, 100, 7);
         known.mapped(2000, 100, 7);
         // Another one's.
         known.mapped(3000, 10, 9);
         assert_eq!((known.bytes(), known.at(1099), known.at(1100), known.at(3000)), (150, Some(7), None, None));
+        assert_eq!(known.mapped_in(1090, 920), [(10, Some(1)), (10, Some(1))]);
+        assert_eq!((known.mapped_in(1100, 900), known.mapped_in(900, 100)), (vec![], vec![]));
         assert!(known.release(8).is_some() && known.release(8).is_none());
         // Refused, and then not.
         let releasing = known.release(7).unwrap();
