@@ -164,6 +164,12 @@ impl Finding {
     /// What to do, in one line, where the facts of one name its `cause`: what helps against one is no use against another.
     pub fn fix_for(&self, cause: Option<&str>) -> &'static str {
         match (self.code, cause) {
+            ("GP019", Some("drained")) => {
+                "let it have its GPU again (gpupool undrain GPU), or move the program to another one"
+            }
+            ("GP019", Some("away" | "others")) => {
+                "make room on that GPU: end what others have there, or have them leave it (gpupool suspend, gpupool ps); what left comes back then"
+            }
             ("GP022", Some("room")) => {
                 "give it more room (free memory of the host, GPUPOOL_HOST_LIMIT, GPUPOOL_LIMIT), or have it go to a disk: gpupool suspend --to DIR PID"
             }
