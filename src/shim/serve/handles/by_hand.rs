@@ -321,7 +321,7 @@ fn unplaced(stays: Stays, bytes: u64, place: Place) -> Unplaced {
     match stays {
         Stays::Unknown => Unplaced::NotOurs,
         Stays::Imported | Stays::Anchored(_) | Stays::MappedInPart | Stays::InUse => Unplaced::Stayed,
-        Stays::NoRoom => Unplaced::Refused(CuResult::OUT_OF_MEMORY),
+        Stays::NoRoom => Unplaced::NoRoom,
         Stays::Refused(result) => Unplaced::Refused(result),
         Stays::Lost(result, at) => {
             tracing::error!(
