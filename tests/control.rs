@@ -359,6 +359,19 @@ room: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: g
 }
 
 #[test]
+fn what_only_the_driver_can_place_stays_and_is_said_to() {
+    own_placing("kind").go().succeeds().prints(
+        "\
+to GPU 1: -6, to the host: -6, where it is: 0; no such place: -2
+advised to GPU 1: -6, to GPU 0: 0, anywhere: 0
+both to GPU 1: -6; used: gpu0 8 gpu1 8 host 0
+both to GPU 0: 0; used: gpu0 16 gpu1 0 host 0
+unmapped: 0
+",
+    );
+}
+
+#[test]
 fn a_fault_at_any_call_of_a_move_of_a_handle_loses_nothing() {
     let told = own_placing("faults").report().go();
     told.succeeds().prints("swept kept: many, refused many\nswept released: many, refused many\n");

@@ -2,24 +2,32 @@
 //!
 //! The runtime ignores SIGPIPE and opens `/dev/null` for standard descriptors that are closed; `Command` then sets SIGPIPE
 //! to its default in the child. A program under `nohup`-like wrappers, or of a service without stdin, must not notice.
+//!
+//! SIGXFSZ, which the runtime leaves alone, is ignored here in the same way: a write to a file that may be no longer (`ulimit -f`) would end the command without
+//! a word, in the middle of what it does, and is an error that it says instead.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-static SIGPIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+/// Signals of writes that fail, and whether they were ignored.
+static WRITES: [(libc::c_int, AtomicBool); 2] =
+    [(libc::SIGPIPE, AtomicBool::new(false)), (libc::SIGXFSZ, AtomicBool::new(false))];
 static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 
 /// Runs before the runtime does: constructors come before `main`, and the runtime is part of that.
 #[ctor::ctor(unsafe)]
 fn note() {
-    let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: sigaction with a NULL new action only fills `action`, and fills it whenever it returns 0.
-    let ignored = unsafe {
-        libc::sigaction(libc::SIGPIPE, std::ptr::null(), action.as_mut_ptr()) == 0
-            && action.assume_init().sa_sigaction == libc::SIG_IGN
-    };
-    SIGPIPE_IGNORED.store(ignored, Ordering::Relaxed);
+    for (signal, was_ignored) in &WRITES {
+        let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+        // SAFETY: sigaction with a NULL new action only fills `action`, and fills it whenever it returns 0.
+        let ignored = unsafe {
+            libc::sigaction(*signal, std::ptr::null(), action.as_mut_ptr()) == 0
+                && action.assume_init().sa_sigaction == libc::SIG_IGN
+        };
+        was_ignored.store(ignored, Ordering::Relaxed);
+    }
+    go_on();
     for (descriptor, closed) in (0..).zip(&CLOSED) {
         // SAFETY: F_GETFD takes a number, open or not, and touches no memory.
         closed.store(unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0, Ordering::Relaxed);
@@ -45,9 +53,11 @@ pub fn hand_on(command: &mut Command) {
 }
 
 fn restore() {
-    let on_pipe = if SIGPIPE_IGNORED.load(Ordering::Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
-    // SAFETY: both are no functions that could run.
-    unsafe { libc::signal(libc::SIGPIPE, on_pipe) };
+    for (signal, was_ignored) in &WRITES {
+        let before = if was_ignored.load(Ordering::Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
+        // SAFETY: both are no functions that could run.
+        unsafe { libc::signal(*signal, before) };
+    }
     for (descriptor, closed) in (0..).zip(&CLOSED) {
         if closed.load(Ordering::Relaxed) {
             // SAFETY: the number is the runtime's /dev/null, which nobody in this program was given as an owned descriptor.
@@ -57,8 +67,10 @@ fn restore() {
 }
 
 /// Takes back what concerns this process, for a program that could not be started: the complaint may go to a pipe that
-/// nobody reads.
+/// nobody reads, or to a file that may be no longer.
 pub fn go_on() {
-    // SAFETY: SIG_IGN is no function that could run.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    for (signal, _) in &WRITES {
+        // SAFETY: SIG_IGN is no function that could run.
+        unsafe { libc::signal(*signal, libc::SIG_IGN) };
+    }
 }

@@ -164,8 +164,20 @@ impl Finding {
     /// What to do, in one line, where the facts of one name its `cause`: what helps against one is no use against another.
     pub fn fix_for(&self, cause: Option<&str>) -> &'static str {
         match (self.code, cause) {
+            ("GP019", Some("drained")) => {
+                "let it have its GPU again (gpupool undrain GPU), or move the program to another one"
+            }
+            ("GP019", Some("away" | "others")) => {
+                "make room on that GPU: end what others have there, or have them leave it (gpupool suspend, gpupool ps); what left comes back then"
+            }
             ("GP022", Some("room")) => {
-                "give it more room (free memory of the host, GPUPOOL_HOST_LIMIT, GPUPOOL_LIMIT), or have it go to a disk: gpupool suspend --to DIR PID"
+                "give it more room (free memory of the host, GPUPOOL_HOST_LIMIT, GPUPOOL_LIMIT), or have what cuMemCreate did not make go to a disk: gpupool suspend --to DIR PID"
+            }
+            ("GP022", Some("host_limit")) => {
+                "raise GPUPOOL_HOST_LIMIT before the program starts, or have what cuMemCreate did not make go to a disk: gpupool suspend --to DIR PID"
+            }
+            ("GP022", Some("gpu_limit")) => {
+                "raise GPUPOOL_LIMIT of that GPU (gpupool set PID limit=…), or let it go to the host as well: gpupool suspend --to any PID"
             }
             ("GP022", Some("addresses")) => {
                 "let the process map more (ulimit -v unlimited, before it starts), or have its memory go to a disk: gpupool suspend --to DIR PID"

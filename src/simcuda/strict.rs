@@ -10,10 +10,11 @@ use crate::graph::Node;
 use crate::physical::{GRANULE, Piece, Store};
 use crate::report;
 use crate::space::{Kind, Origin, Region};
-use crate::stream::Work;
+use crate::stream::{Action, Work};
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// What released memory reads as at the beginning of each 2 MiB, or of a small allocation.
 const POISON: u8 = 0xdb;
@@ -40,11 +41,17 @@ pub struct Unfinished {
     pub stream: Option<u64>,
     pub touches: Vec<(u64, u64)>,
     pub node: Node,
+    /// What it does, by which it is known again.
+    action: Same,
 }
+
+/// The action of a piece of work. It is not kept alive, and no other has its address as long as this is there.
+type Same = Weak<<Action as std::ops::Deref>::Target>;
 
 impl Unfinished {
     pub fn new(work: &Work, stream: Option<u64>, began: Option<u64>) -> Self {
-        Self { began, stream, touches: work.touches.clone(), node: work.node.clone() }
+        let action = Arc::downgrade(&work.action);
+        Self { began, stream, touches: work.touches.clone(), node: work.node.clone(), action }
     }
 
     fn names(&self, start: u64, end: u64) -> bool {
@@ -104,20 +111,29 @@ pub fn reachable_from(kind: &Kind) -> u64 {
 /// The work that may use part of a range, described. Asked before the memory is taken away: afterwards the work may have
 /// failed and be over.
 pub fn users_of(start: u64, end: u64, reachable: u64) -> Vec<String> {
-    users(start, end, reachable, None)
+    users(reachable, |work| work.names(start, end))
 }
 
-/// With `began_before`, only what had begun then.
-fn users(start: u64, end: u64, reachable: u64, began_before: Option<u64>) -> Vec<String> {
+/// The unfinished work that `uses` something, or follows pointers on a GPU that can reach it, described.
+fn users(reachable: u64, uses: impl Fn(&Unfinished) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for context in driver().contexts.all() {
         for work in context.unfinished_work() {
-            let early = began_before.is_none_or(|moment| work.began.is_some_and(|began| began < moment));
             let follows = work.node.follows_pointers() && reachable & 1 << context.device != 0;
-            if early && (follows || work.names(start, end)) {
+            if follows || uses(&work) {
                 found.push(work.describe(&context));
             }
         }
+    }
+    found
+}
+
+/// The work whose kernels may find a range by following pointers, and that does not name it.
+pub fn followers_of(start: u64, end: u64, reachable: u64) -> Vec<Same> {
+    let mut found = Vec::new();
+    for context in driver().contexts.all().iter().filter(|context| reachable & 1 << context.device != 0) {
+        let follows = |work: &Unfinished| work.node.follows_pointers() && !work.names(start, end);
+        found.extend(context.unfinished_work().into_iter().filter(follows).map(|work| work.action));
     }
     found
 }
@@ -129,26 +145,40 @@ fn say(what: &str, start: u64, end: u64, users: &[String]) {
     }
 }
 
-/// Addresses that were unmapped while something ran that had begun before, and may be mapped anew under it.
+/// Addresses that were unmapped while something was not finished that may use them, and may be mapped anew under it.
 static VACATED: Mutex<Vec<Vacated>> = Mutex::new(Vec::new());
 
 struct Vacated {
     start: u64,
     end: u64,
-    reachable: u64,
     at: u64,
+    /// What follows pointers, and was submitted before.
+    followers: Vec<Same>,
 }
 
-/// `cuMemUnmap` took mappings away while `users` were not finished, and other GPUs' kernels could reach them.
-pub fn unmapped(start: u64, end: u64, reachable: u64, users: &[String]) {
-    if users.is_empty() {
-        return;
+impl Vacated {
+    /// Whether this may use what is mapped anew: it had begun before and names it, or had been submitted before and follows pointers.
+    fn is_under(&self, work: &Unfinished) -> bool {
+        let names = work.names(self.start, self.end) && work.began.is_some_and(|began| began < self.at);
+        names || self.followers.iter().any(|follower| follower.ptr_eq(&work.action))
     }
+
+    fn users(&self) -> Vec<String> {
+        users(0, |work| self.is_under(work))
+    }
+}
+
+/// `cuMemUnmap` took mappings away while `users` that name them and `followers` were not finished.
+///
+/// Of these only the first are wronged in any case. Memory that the program has freed is nobody's any more, wherever a kernel finds pointers to it, as in a
+/// driver's own free, which waits for the context that owns it and for no other. Nobody tells here what is freed and what is moved: where the addresses are mapped
+/// anew under such a kernel it is a move, and where it uses them in between it faults.
+pub fn unmapped(start: u64, end: u64, users: &[String], followers: Vec<Same>) {
     say("cuMemUnmap", start, end, users);
-    if is_on() {
+    if is_on() && !(users.is_empty() && followers.is_empty()) {
         let mut vacated = VACATED.lock();
-        vacated.retain(|range| !self::users(range.start, range.end, range.reachable, Some(range.at)).is_empty());
-        vacated.push(Vacated { start, end, reachable, at: tick() });
+        vacated.retain(|range| !range.users().is_empty());
+        vacated.push(Vacated { start, end, at: tick(), followers });
     }
 }
 
@@ -159,7 +189,7 @@ pub fn mapping(start: u64, end: u64) {
     }
     for range in VACATED.lock().iter().filter(|range| range.start < end && start < range.end) {
         let (start, end) = (start.max(range.start), end.min(range.end));
-        say("mapping anew what was unmapped,", start, end, &users(start, end, range.reachable, Some(range.at)));
+        say("mapping anew what was unmapped,", start, end, &range.users());
     }
 }
 

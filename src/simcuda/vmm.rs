@@ -178,9 +178,9 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome {
     let end = address.saturating_add(bytes);
     let reachable =
         driver.space.within(address, end).iter().fold(0, |mask, at| mask | strict::reachable_from(&at.kind));
-    let users = strict::users_of(address, end, reachable);
+    let (users, followers) = (strict::users_of(address, end, 0), strict::followers_of(address, end, reachable));
     let regions = driver.space.unmap(address, bytes)?;
-    strict::unmapped(address, end, reachable, &users);
+    strict::unmapped(address, end, &users, followers);
     let visible = regions.iter().filter(|region| matches!(&region.kind, Kind::Vmm { grants, .. } if grants.host));
     for region in visible {
         hide_from_processor(region.start, region.bytes);

@@ -14,7 +14,7 @@ fn suspends(host_limit: &str) -> Told {
 fn memory_that_no_place_has_room_for_is_found_where_a_program_is_suspended() {
     let told = suspends("16MiB");
     told.finds(&["GP022"]);
-    assert_eq!(told.findings()[0].facts["cause"], "room");
+    assert_eq!(told.findings()[0].facts["cause"], "host_limit");
     let text = normal(&report(&[&told]), &[&told]);
     let lines = text.lines().skip_while(|line| !line.starts_with("  GP022 "));
     let lines: Vec<&str> = lines.take_while(|line| !line.starts_with("    more ")).collect();

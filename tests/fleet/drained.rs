@@ -2,7 +2,7 @@
 
 use super::recall::{held, is_whole, takes};
 use super::{MIB, Machine, at, ends_well, uuid};
-use harness::{Running, eventually};
+use harness::{Run, Running, eventually};
 use serde_json::Value;
 
 /// What a drain of a GPU says that stayed of this program.
@@ -162,4 +162,54 @@ fn a_programs_own_memory_on_a_gpu_that_lends_it_leaves_for_a_new_limit_there() {
     assert!(done && told["changes"][0]["note"] == "60.0 MiB moved away from GPU 1", "{told}");
     machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
     is_whole(program);
+}
+
+/// A program with 48 MiB on GPU 0, 16 of which a kernel is about to read again and again.
+fn reader(machine: &Machine, moves: &str) -> Running {
+    let run = Run::program("far").args("ready 3000 40").sim(machine.gpus);
+    let run = run.env("SIMCUDA_MACHINE", machine.folder.path().join("machine")).env("GPUPOOL_MOVE", moves);
+    let mut program = machine.start(run.env("GPUPOOL_RESERVE", "16MiB").log().shim());
+    assert_eq!(program.hear(), "ready");
+    program
+}
+
+/// Has it read, and end; what is said of far memory then: its cause and how to mend it.
+#[track_caller]
+fn found(mut program: Running) -> (String, String) {
+    program.tell("read");
+    let log = program.log();
+    assert!(program.hear().starts_with("sum: "));
+    let (status, _folder) = program.ends();
+    assert!(status.success(), "{status}");
+    let log = std::fs::read_to_string(log).unwrap();
+    let found = log.lines().find(|line| line.contains("GP019")).unwrap_or_else(|| panic!("{log}"));
+    let found: Value = serde_json::from_str(found).unwrap();
+    let fix = found["message"].as_str().unwrap().split_once("fix: ").unwrap().1.to_owned();
+    (found["facts"]["cause"].as_str().unwrap().to_owned(), fix)
+}
+
+/// Neither was asked to move it, nor would that help: it comes back by itself, or once others have gone.
+#[test]
+fn far_memory_of_a_program_that_was_suspended_or_whose_gpu_is_drained_is_told_as_that() {
+    for (moves, cause) in [("off", "away"), ("auto", "others")] {
+        let machine = Machine::new("2x256MiB");
+        let program = reader(&machine, moves);
+        let (left, _) = machine.told(&format!("suspend --to host --json {}", program.pid()));
+        assert!(left[0]["bytes"].as_u64() >= Some(48 * MIB) && left[0]["stayed_bytes"] == 0, "{left}");
+        // Somebody else has GPU 0 meanwhile.
+        let mut other = machine.start(machine.bare(0));
+        takes(&mut other, 100);
+        while other.ask("take 4").parse::<u64>().is_ok() {}
+        let (back, _) = machine.told(&format!("resume --json {}", program.pid()));
+        assert!(back[0]["stayed_bytes"].as_u64() >= Some(40 * MIB), "{back}");
+        let (found, fix) = found(program);
+        assert!(found == cause && fix.starts_with("make room on that GPU"), "GPUPOOL_MOVE={moves}: {found}, {fix}");
+        assert_eq!(other.ask("check"), "0");
+        drop(other.end());
+    }
+    let machine = Machine::new("2x256MiB");
+    let program = reader(&machine, "off");
+    machine.gpupool("drain 0 --deadline 30s");
+    let (found, fix) = found(program);
+    assert!(found == "drained" && fix.contains("gpupool undrain"), "{found}, {fix}");
 }

@@ -3,7 +3,8 @@
  * room for that one alone if the test says so. What the last launch added up is printed.
  * HOW is plain; anchored: the first array must stay where it is; table: a private table of the
  * driver's is taken first; busy: a kernel runs meanwhile that waits for the host; turns: five arrays of 8 MiB are read in turn instead;
- * more: behind the launches a handle and a block of 16 MiB each are asked for; wait: it waits for the end of its input before it ends.
+ * more: behind the launches a handle and a block of 16 MiB each are asked for; wait: it waits for the end of its input before it ends;
+ * ready: it says so before the launches, and waits for a line of its input.
  */
 #include "control.h"
 #include "diagnosed.h"
@@ -65,6 +66,11 @@ int main(int argc, char **argv)
     for (int i = 0; i < turns; i++)
         iota(&k, stream, arrays[i], n, (uint32_t)i);
     CHECK(cuStreamSynchronize(stream));
+    if (strcmp(how, "ready") == 0) {
+        puts("ready");
+        fflush(stdout);
+        getchar();
+    }
     if (strcmp(how, "busy") == 0)
         CHECK(cuLaunchKernel(k.wait_flag, 1, 1, 1, 1, 1, 1, 0, other, (void *[]){&flag}, NULL));
     for (int i = 0; i < launches; i++)

@@ -3,6 +3,7 @@
  *
  *   round    to another GPU, the host and back: contents, who may use which mapping, what the driver says of it
  *   stays    what does not move, and when
+ *   kind     what only the driver can place: compressed, alone and beside a handle that moves
  *   faults   every driver call of a move fails once, of a handle that the program still has and of one that mappings alone keep
  */
 #include "control.h"
@@ -95,6 +96,31 @@ static void round_trip(void)
     print_used(&simulator, 2, 1);
 }
 
+/* At the end of what can be moved lies what cannot. */
+static void of_kind(void)
+{
+    CUmemAllocationProp properties = on_device(0);
+    uint64_t compressed;
+    CUdeviceptr behind = window + BYTES;
+    CHECK(cuMemCreate(&handle, BYTES, &properties, 0));
+    CHECK(cuMemMap(window, BYTES, 0, handle, 0));
+    grant(window, READ_WRITE);
+    properties.compression = 1;
+    CHECK(cuMemCreate(&compressed, BYTES, &properties, 0));
+    CHECK(cuMemMap(behind, BYTES, 0, compressed, 0));
+    grant(behind, READ_WRITE);
+    printf("to GPU 1: %d, to the host: %d, where it is: %d; no such place: %d\n", prefetch(behind, BYTES, 1),
+           prefetch(behind, BYTES, -1), prefetch(behind, BYTES, 0), prefetch(behind, BYTES, 9));
+    printf("advised to GPU 1: %d, to GPU 0: %d, anywhere: %d\n", control.advise(as_pointer(behind), BYTES, 3, 1),
+           control.advise(as_pointer(behind), BYTES, 3, 0), control.advise(as_pointer(behind), BYTES, 4, 0));
+    printf("both to GPU 1: %d; ", prefetch(window, 2 * BYTES, 1));
+    print_used(&simulator, 2, 1);
+    printf("both to GPU 0: %d; ", prefetch(window, 2 * BYTES, 0));
+    print_used(&simulator, 2, 1);
+    CHECK(cuMemUnmap(behind, BYTES));
+    printf("unmapped: %d\n", prefetch(behind, BYTES, 1) == GPUPOOL_STAYED);
+}
+
 static void what_stays(void)
 {
     CUstream stream;
@@ -168,6 +194,8 @@ int main(int count, char **arguments)
         round_trip();
     else if (!strcmp(arguments[1], "stays"))
         what_stays();
+    else if (!strcmp(arguments[1], "kind"))
+        of_kind();
     else
         faults(1), faults(0);
     return 0;

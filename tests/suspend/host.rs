@@ -353,6 +353,52 @@ fn what_the_program_made_itself_goes_the_same_way() {
     ends_well(program);
 }
 
+/// What the program made itself goes to no disk, and neither its GPU's lenders nor the host need be full: a setting says that they take no more.
+#[test]
+fn what_a_limit_keeps_is_told_with_the_setting_that_says_so() {
+    let cases = [
+        (
+            "GPUPOOL_HOST_LIMIT",
+            "8MiB",
+            "host",
+            "host_limit",
+            "host0 lacks 4.0 MiB for it: GPUPOOL_HOST_LIMIT allows 8.0 MiB",
+        ),
+        (
+            "GPUPOOL_LIMIT",
+            "1:8MiB",
+            "peers",
+            "gpu_limit",
+            "gpu1 lacks 4.0 MiB for it: GPUPOOL_LIMIT allows 8.0 MiB of GPU 1",
+        ),
+    ];
+    for (setting, value, to, cause, said) in cases {
+        let mut program = suspended("2x1GiB").env(setting, value).log().start(None);
+        assert_eq!(program.ask("make 16"), "made");
+        let left = told(&program, &format!("suspend --to {to}"));
+        assert_eq!(
+            (&left["bytes"], &left["stayed_bytes"]),
+            (&(8 * MIB).into(), &(8 * MIB).into()),
+            "{setting}: {left}"
+        );
+        let log = std::fs::read_to_string(program.log()).unwrap();
+        let finding = log.lines().find(|line| line.contains("GP022")).unwrap_or_else(|| panic!("{log}"));
+        let finding: serde_json::Value = serde_json::from_str(finding).unwrap();
+        let (message, fix) = finding["message"].as_str().unwrap().split_once("fix: ").unwrap();
+        assert!(message.contains(said) && !message.contains("driver answered"), "{finding}");
+        assert_eq!(finding["facts"]["cause"], cause, "{finding}");
+        assert!(fix.starts_with(&format!("raise {setting}")), "{finding}");
+        told(&program, "resume");
+        is_right(&mut program);
+        ends_well(program);
+    }
+    let mut program = suspended("1x1GiB").env("GPUPOOL_HOST_LIMIT", "0").start(None);
+    assert_eq!(program.ask("make 16"), "made");
+    let why = refused(&program, "suspend --to host");
+    assert!(why.contains("because GPUPOOL_HOST_LIMIT=0 leaves it no place on the host"), "{why}");
+    ends_well(program);
+}
+
 /// Compressed memory, and what else the driver makes in a way of its own, has no place but the one where it is.
 #[test]
 fn what_only_the_driver_can_place_stays_and_is_in_no_image_and_both_are_told() {

@@ -1,6 +1,8 @@
 //! `gpupool explain`: every code has its text.
 
 use gpupool_events::FINDINGS;
+use std::os::unix::process::CommandExt;
+use std::process::Stdio;
 
 use crate::common::{golden, gpupool, output, stderr, stdout};
 
@@ -39,4 +41,30 @@ fn an_unknown_code_gets_the_nearest() {
         "{}",
         stderr(&output)
     );
+}
+
+/// The signal for that would end the command without a word.
+#[test]
+fn a_file_that_may_be_no_longer_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = gpupool();
+    let most = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: setrlimit reads a local that was moved into the closure, and is a system call alone.
+    unsafe {
+        command.pre_exec(move || match libc::setrlimit(libc::RLIMIT_FSIZE, &raw const most) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        })
+    };
+    let file = std::fs::File::create(folder.path().join("out")).unwrap();
+    let output = command
+        .args(["explain", "GP006"])
+        .stdout(file)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+        .wait_with_output()
+        .unwrap();
+    let said = stderr(&output);
+    assert!(output.status.code() == Some(1) && said.contains("stdout: File too large"), "{}: {said}", output.status);
 }

@@ -266,6 +266,25 @@ fn limit_as_said(plan: &Plan) {
     }
 }
 
+/// The limit that a setting of the user's gives a place, where that is what its account holds to at this moment: `GPUPOOL_HOST_LIMIT` of the host, `GPUPOOL_LIMIT` of a GPU.
+pub fn said_limit(place: Place) -> Option<u64> {
+    match place {
+        Place::Host(_) => process::settings().host_limit,
+        Place::Gpu(ordinal) => {
+            let limit = open::plan_made()?.accounts.limit(place);
+            live::limit().of(ordinal).filter(|said| *said == limit)
+        }
+        Place::Disk | Place::Pageable => None,
+    }
+}
+
+/// Bytes that a place may still hold by its limit. Plain memory of the host counts as the host's, since it will be that.
+pub fn left_at(place: Place) -> u64 {
+    let Some(accounts) = open::plan_made().map(|plan| &plan.accounts) else { return 0 };
+    let plain = if place.is_host() { accounts.taken(Place::Pageable) } else { 0 };
+    accounts.limit(place).saturating_sub(accounts.taken(place) + plain)
+}
+
 /// Places whose terms are waived, until this is dropped.
 pub struct Waived(&'static Plan);
 

@@ -231,7 +231,7 @@ fn is_pooled(address: u64) -> bool {
     looking(|| Ok(matches!(address::known(address), Known::Pooled(_)))) == Ok(true)
 }
 
-/// Whether the program made what is mapped there by `cuMemCreate`.
+/// Whether the program made what is mapped there by `cuMemCreate`, in whichever way.
 fn is_own(address: u64) -> bool {
     looking(|| Ok(handles::by_hand::is_own(address))) == Ok(true)
 }
@@ -245,6 +245,7 @@ fn of_pool(bytes: u64, act: impl FnOnce(&'static Driver) -> Result<(), Unplaced>
         let driver = process::driver().ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE)?;
         match act(driver) {
             Ok(()) => Ok(0),
+            Err(Unplaced::NoRoom) => Ok(CuResult::OUT_OF_MEMORY.0),
             Err(Unplaced::Refused(result)) => Ok(result.0),
             Err(Unplaced::NotOurs) => Err(gpupool_error::GPUPOOL_NOT_POOLED),
             Err(Unplaced::NoPlace) => Err(gpupool_error::GPUPOOL_INVALID_ARGUMENT),

@@ -32,8 +32,8 @@ mod threads;
 
 pub use reasons::{Reason, found};
 pub use threads::{
-    after_fork_in_child, ask, does_whoever_waits_ask, enter, enter_by_hand, enter_unless, has_asked, wait_while_held,
-    whoever_waits_asks,
+    after_fork_in_child, ask, does_whoever_waits_ask, enter, enter_by_hand, enter_if_open, enter_unless, has_asked,
+    wait_while_held, whoever_waits_asks,
 };
 
 use crate::watch::{

@@ -122,14 +122,14 @@ fn fill(address: u64) {
 }
 
 /// Limits under which nobody gives up early, on however slow a machine.
-const PATIENT: Limits =
+pub(crate) const PATIENT: Limits =
     Limits { wait: Duration::from_secs(9), quiet: Duration::from_secs(9), hold: Duration::from_secs(9) };
 /// Limits for what cannot be had.
 const SHORT: Limits =
     Limits { wait: Duration::from_millis(5), quiet: Duration::from_millis(5), hold: Duration::from_millis(5) };
 
 /// In these processes hooks are called by name and not by a preload.
-fn try_close(driver: &'static Driver, limits: &Limits) -> Result<Closed<'static>, Disturbed> {
+pub(crate) fn try_close(driver: &'static Driver, limits: &Limits) -> Result<Closed<'static>, Disturbed> {
     close_unless(driver, limits, |reason| *reason != Reason::NotPreloaded)
 }
 

@@ -206,7 +206,16 @@ fn seat() -> &'static Slot {
     slot
 }
 
-/// Held for the length of a move by hand.
+/// Before something of ours is submitted among the program's work, in front of the call that passes the gate itself: whoever has closed it would take this for
+/// work that passed no gate. `None` where it is closed, or about to be; waits for nobody.
+pub fn enter_if_open() -> Option<MovingByHand> {
+    let slot = OWN.get().unwrap_or_else(seat);
+    let inside = GATE.enter_fenced(slot, BY_HAND);
+    let entered = MovingByHand(slot);
+    inside.then_some(entered)
+}
+
+/// Held for the length of a move by hand, or of a submission of ours.
 #[must_use]
 pub struct MovingByHand(&'static Slot);
 

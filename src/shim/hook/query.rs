@@ -38,29 +38,12 @@ mod kind {
 /// Which of these questions are answered by what is known of an address, so that no move changes the answer and nobody has to wait for one that is under way, or for a
 /// program's resumption: by none of them is the driver asked about memory that may be mapped elsewhere now, or nowhere.
 pub mod known {
-    use super::{CUdeviceptr, Known, address, kind};
+    use super::{CUdeviceptr, Known, address, told_of_device};
     use std::ffi::{c_int, c_uint, c_void};
 
-    /// Whether what is known of device memory has this attribute: all but those by which the driver's handles behind an address are meant.
+    /// Whether what is known of device memory has this attribute, and no move changes it.
     fn is_of_block(attribute: c_int) -> bool {
-        use kind as a;
-        matches!(
-            attribute,
-            a::CONTEXT
-                | a::MEMORY_TYPE
-                | a::DEVICE_POINTER
-                | a::HOST_POINTER
-                | a::SYNC_MEMOPS
-                | a::BUFFER_ID
-                | a::IS_MANAGED
-                | a::DEVICE_ORDINAL
-                | a::RANGE_START
-                | a::RANGE_SIZE
-                | a::MAPPED
-                | a::ACCESS_FLAGS
-                | a::MAPPING_SIZE
-                | a::MAPPING_BASE
-        )
+        told_of_device(attribute).is_some_and(|told| !told.changes)
     }
 
     /// # Safety
@@ -210,6 +193,61 @@ fn value_of_pinned(attribute: c_int, block: &gpupool_pinned::Block) -> Option<u6
     }
 }
 
+/// What is told of an attribute of device memory, in the size of its C type in cuda.h.
+enum Value {
+    Word(u32),
+    Long(u64),
+    /// Such memory does not have it.
+    Absent,
+}
+
+/// An attribute of device memory that is answered for the block.
+struct Told {
+    /// Of an address in a block, and whether the driver manages that. `None`: what the driver says of it is right.
+    value: fn(CUdeviceptr, &Block, bool) -> Option<Value>,
+    /// Whether it changes when the block moves, and so is not to be told while that is under way or the program is suspended.
+    changes: bool,
+}
+
+impl Told {
+    const fn of(value: fn(CUdeviceptr, &Block, bool) -> Option<Value>) -> Option<Self> {
+        Some(Self { value, changes: false })
+    }
+}
+
+/// The one table of what is answered for blocks of device memory, by attribute; the others are the driver's to answer.
+fn told_of_device(attribute: c_int) -> Option<Told> {
+    use Value::{Absent, Long, Word};
+    use kind as a;
+    match attribute {
+        a::CONTEXT => Told::of(|_, block, _| {
+            let handle = context::handle_of(block.owner).map_or(std::ptr::null_mut(), Context::raw);
+            Some(Long(handle as u64))
+        }),
+        a::MEMORY_TYPE => Told::of(|_, _, _| Some(Word(DEVICE_MEMORY))),
+        a::DEVICE_POINTER => Told::of(|ptr, _, _| Some(Long(ptr))),
+        a::HOST_POINTER => Told::of(|_, _, _| Some(Absent)),
+        // Managed memory of the driver's has it by itself, and keeps what it is set to.
+        a::SYNC_MEMOPS => Told::of(|_, block, managed| (!managed).then(|| Word(memops::is_set(block).into()))),
+        a::BUFFER_ID => Told::of(|_, block, _| Some(Long(FIRST_BUFFER_ID + block.id))),
+        // What could be hidden of it is not worth a lie: the processor may use the memory, and tools ask.
+        a::IS_MANAGED => Told::of(|_, _, managed| (!managed).then_some(Word(0))),
+        // By the handles behind the block, which are others once it has moved.
+        a::IS_LEGACY_IPC_CAPABLE => Some(Told {
+            value: |_, block, managed| Some(Word((!managed && ipc::is_shareable(block)).into())),
+            changes: true,
+        }),
+        a::DEVICE_ORDINAL => Told::of(|_, block, _| Some(Word(block.home))),
+        a::RANGE_START => Told::of(|_, block, _| Some(Long(block.address))),
+        a::RANGE_SIZE => Told::of(|_, block, _| Some(Long(block.bytes))),
+        a::MAPPING_BASE => Told::of(|_, block, _| Some(Long(frames_around(block).0))),
+        a::MAPPING_SIZE => Told::of(|_, block, _| Some(Long(frames_around(block).1))),
+        a::MAPPED => Told::of(|_, _, _| Some(Word(1))),
+        a::ACCESS_FLAGS => Told::of(|_, _, _| Some(Word(3))),
+        _ => None,
+    }
+}
+
 /// # Safety
 /// `data` has room for the value of this attribute.
 unsafe fn write_of_device(
@@ -219,30 +257,13 @@ unsafe fn write_of_device(
     block: &Block,
     managed: bool,
 ) -> Answer<CuResult> {
-    use kind as a;
-    // SAFETY: each type is the C type of that attribute in cuda.h, and `data` has room for it.
+    let value = told_of_device(attribute).and_then(|told| (told.value)(ptr, block, managed));
+    // SAFETY: the value has the size of the attribute's C type, and `data` has room for it.
     unsafe {
-        match attribute {
-            a::CONTEXT => put(data, context::handle_of(block.owner).map_or(std::ptr::null_mut(), Context::raw)),
-            a::MEMORY_TYPE => put::<u32>(data, DEVICE_MEMORY),
-            a::DEVICE_POINTER => put::<u64>(data, ptr),
-            a::HOST_POINTER => return Ok(CuResult::INVALID_VALUE),
-            // Managed memory of the driver's has it by itself, and keeps what it is set to.
-            a::SYNC_MEMOPS if managed => return Err(Bypass::NothingToHide),
-            a::SYNC_MEMOPS => put::<u32>(data, memops::is_set(block).into()),
-            a::BUFFER_ID => put::<u64>(data, FIRST_BUFFER_ID + block.id),
-            // What could be hidden of it is not worth a lie: the processor may use the memory, and tools ask.
-            a::IS_MANAGED if managed => return Err(Bypass::NothingToHide),
-            a::IS_MANAGED => put::<u32>(data, 0),
-            a::IS_LEGACY_IPC_CAPABLE => put::<u32>(data, (!managed && ipc::is_shareable(block)).into()),
-            a::DEVICE_ORDINAL => put::<i32>(data, block.home as i32),
-            a::RANGE_START => put::<u64>(data, block.address),
-            a::RANGE_SIZE => put::<u64>(data, block.bytes),
-            a::MAPPING_BASE => put::<u64>(data, frames_around(block).0),
-            a::MAPPING_SIZE => put::<u64>(data, frames_around(block).1),
-            a::MAPPED => put::<u32>(data, 1),
-            a::ACCESS_FLAGS => put::<u32>(data, 3),
-            _ => return Err(Bypass::NothingToHide),
+        match value.ok_or(Bypass::NothingToHide)? {
+            Value::Word(word) => put(data, word),
+            Value::Long(long) => put(data, long),
+            Value::Absent => return Ok(CuResult::INVALID_VALUE),
         }
     }
     Ok(CuResult::SUCCESS)

@@ -2,6 +2,7 @@
 //! where it belongs, and the others that it left since were only on its way.
 
 use super::parted::{Parted, beyond};
+use crate::tiers::far;
 use gpupool_pool::Place;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -11,6 +12,15 @@ static AWAY: Mutex<Vec<Parted>> = Mutex::new(Vec::new());
 /// This left its GPU now. What left no GPU but a host or a disk is not noted.
 pub fn add(parted: impl IntoIterator<Item = Parted>) {
     AWAY.lock().extend(parted.into_iter().filter(|parted| matches!(parted.from(), Place::Gpu(_))));
+    far::ask_away(bytes_in);
+}
+
+/// How much of a range is among it, each byte as often as GPUs that it has left.
+fn bytes_in(address: u64, bytes: u64) -> u64 {
+    let end = address.saturating_add(bytes);
+    let meets =
+        |parted: &Parted| (parted.address() + parted.bytes()).min(end).saturating_sub(parted.address().max(address));
+    AWAY.lock().iter().map(meets).sum()
 }
 
 /// All of it, in that order.

@@ -150,7 +150,9 @@ pub fn keep(
         there -= BATCH.min(there / 2);
     }
     let room = allowed.min(there).saturating_sub(own);
-    let (ranges, plain, full) = placed(ranges, room, first, kept::make);
+    // Of what lacks room, the limit is the reason unless the host has less.
+    let lacks = |missing| if allowed <= there { Why::limited(first, missing) } else { Why::full(first, missing) };
+    let (ranges, plain, full) = placed(ranges, room, lacks, kept::make);
     if ranges.is_empty() {
         return Ok((None, full));
     }
@@ -168,7 +170,7 @@ pub fn keep(
 fn placed<T: Default>(
     ranges: Vec<Range>,
     room: u64,
-    place: Place,
+    lacks_room: impl Fn(u64) -> Why,
     make: impl Fn(u64) -> Result<T, Refused>,
 ) -> (Vec<Range>, T, Option<Full>) {
     let all = ranges.iter().map(|range| range.bytes).sum::<u64>();
@@ -180,7 +182,7 @@ fn placed<T: Default>(
         match made {
             Ok(made) => {
                 let lacks = all.saturating_sub(room);
-                let why = refused.map_or_else(|| Why::full(place, lacks), |refused| Why::refused(refused, all - bytes));
+                let why = refused.map_or_else(|| lacks_room(lacks), |refused| Why::refused(refused, all - bytes));
                 return (fits, made, (lacks > 0).then(|| Full::new(why, &left_out)));
             }
             Err(why) => {
@@ -253,7 +255,7 @@ mod tests {
                 let fits = if is_limited { most } else { bytes / 2 };
                 if bytes > most { Err(Refused { error, is_limited, fits }) } else { Ok(bytes) }
             };
-            let (ranges, made, full) = placed(all(), room, Place::Host(0), make);
+            let (ranges, made, full) = placed(all(), room, |missing| Why::full(Place::Host(0), missing), make);
             let addresses: Vec<u64> = ranges.iter().map(|range| range.address).collect();
             (addresses, made, full.map(|full| (full.why.cause, full.ranges.len())))
         };

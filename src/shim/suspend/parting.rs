@@ -7,6 +7,7 @@ use super::rearranging::{BATCH, Turn, rearrange, stop};
 use super::turns;
 use super::why::{FREED, LATE, Stayed, Why};
 use crate::backing::open::Opened;
+use crate::backing::terms;
 use crate::gate::Held;
 use crate::serve::handles::by_hand::{self, Own};
 use crate::serve::memory::by_hand::Unplaced;
@@ -108,13 +109,21 @@ pub fn leave(
         }
         let mut why = leaves.why_nowhere();
         let stop = || stop(driver, held);
-        let mut has_gone = |gone: Result<(), Unplaced>| gone.inspect_err(|unplaced| why = Why::own(unplaced)).is_ok();
+        let mut has_gone = |to: Place, gone: Result<(), Unplaced>| match gone {
+            Ok(()) => true,
+            Err(unplaced) => {
+                why = why.clone().and(Why::own(&unplaced, to, bytes));
+                false
+            }
+        };
         let is_kept = leaves.put().and_then(Put::on_host).is_some_and(|kept| kept.has(address, bytes));
-        let went = is_kept && has_gone(by_hand::put_away(driver, address, bytes, stop))
-            || leaving
-                .order(asked)
-                .into_iter()
-                .any(|to| has_gone(by_hand::move_behind(driver, opened, address, bytes, to, asked, stop)));
+        let went = is_kept && has_gone(Place::Pageable, by_hand::put_away(driver, address, bytes, stop))
+            || leaving.order(asked).into_iter().any(|to| {
+                // By its account alone the host has as much once more as lies in plain memory.
+                let has_room = !to.is_host() || terms::left_at(to) >= bytes;
+                let go = || by_hand::move_behind(driver, opened, address, bytes, to, asked, stop);
+                has_gone(to, if has_room { go() } else { Err(Unplaced::NoRoom) })
+            });
         if went {
             parted.push(Parted::Own { address, bytes, asked, from: place });
         } else {

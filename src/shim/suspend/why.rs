@@ -2,6 +2,7 @@
 
 use super::kept::Refused;
 use crate::backing::terms;
+use crate::process;
 use crate::serve::memory::by_hand::Unplaced;
 use gpupool_config::format_size;
 use gpupool_cuda::CuResult;
@@ -15,6 +16,12 @@ pub struct Why {
 }
 
 pub const FREED: &str = "freed";
+/// No place has room, for several reasons or for one that is no setting.
+const ROOM: &str = "room";
+/// Of `GPUPOOL_HOST_LIMIT` alone.
+const HOST_LIMIT: &str = "host_limit";
+/// Of `GPUPOOL_LIMIT` alone.
+const GPU_LIMIT: &str = "gpu_limit";
 /// Of what was not there yet when all of it was copied.
 const CAME: &str = "came";
 /// Of what was not tried any more, since the time was over.
@@ -26,16 +33,41 @@ impl Why {
     }
 
     pub fn full(place: Place, missing: u64) -> Self {
-        Self::new("room", format!("{place} lacks {} for it", format_size(missing)))
+        Self::new(ROOM, format!("{place} lacks {} for it", format_size(missing)))
+    }
+
+    /// The limit of a place leaves it so much less than this would take: the setting is named that says so, where one does.
+    pub fn limited(place: Place, missing: u64) -> Self {
+        let lacks = format!("{place} lacks {} for it", format_size(missing));
+        match (place, terms::said_limit(place)) {
+            (Place::Host(_), Some(limit)) => Self::new(
+                HOST_LIMIT,
+                format!("{lacks}: GPUPOOL_HOST_LIMIT allows {} of the host in all", format_size(limit)),
+            ),
+            (Place::Host(_), None) => Self::new(
+                HOST_LIMIT,
+                format!("{lacks}: without GPUPOOL_HOST_LIMIT, half of the memory is lent that the host had free"),
+            ),
+            (Place::Gpu(gpu), Some(limit)) => {
+                Self::new(GPU_LIMIT, format!("{lacks}: GPUPOOL_LIMIT allows {} of GPU {gpu}", format_size(limit)))
+            }
+            _ => Self::full(place, missing),
+        }
     }
 
     /// This of one place, and that of the next one: where none has room, all are named.
     pub fn and(self, next: Self) -> Self {
-        let lack_room = self.cause == "room" && next.cause == "room";
-        if !lack_room || self.text.contains(&next.text) {
+        let lacks_room = |why: &Self| [ROOM, HOST_LIMIT, GPU_LIMIT].contains(&why.cause);
+        if !lacks_room(&self) || !lacks_room(&next) || self.text.contains(&next.text) {
             return next;
         }
-        Self::new("room", format!("{}, and {}", self.text, next.text))
+        // One setting is named where it is the only one that would help.
+        let cause = match (self.cause, next.cause) {
+            (one, other) if one == other => one,
+            (ROOM, setting) | (setting, ROOM) => setting,
+            _ => ROOM,
+        };
+        Self::new(cause, format!("{}, and {}", self.text, next.text))
     }
 
     pub fn refused(Refused { error, is_limited, .. }: Refused, missing: u64) -> Self {
@@ -45,7 +77,7 @@ impl Why {
                 "addresses",
                 format!("the process may map so little more (RLIMIT_AS, ulimit -v) that {lacks} for it are lacking"),
             ),
-            false => Self::new("room", format!("the system gives the process {lacks} less than that ({error})")),
+            false => Self::new(ROOM, format!("the system gives the process {lacks} less than that ({error})")),
         }
     }
 
@@ -53,8 +85,15 @@ impl Why {
         Self::new("ill", "it lies on a GPU that had a grave error")
     }
 
-    pub fn own(unplaced: &Unplaced) -> Self {
-        Self::new("own", unplaced.in_words())
+    /// Of so many bytes of the program's own that were to go to a place.
+    pub fn own(unplaced: &Unplaced, place: Place, bytes: u64) -> Self {
+        match unplaced {
+            Unplaced::NoRoom => Self::limited(place, bytes.saturating_sub(terms::left_at(place))),
+            Unplaced::Refused(CuResult::OUT_OF_MEMORY) => {
+                Self::new(ROOM, format!("the driver has no {} on {place} for it", format_size(bytes)))
+            }
+            _ => Self::new("own", unplaced.in_words()),
+        }
     }
 
     pub fn pages() -> Self {
@@ -100,7 +139,12 @@ impl Why {
     }
 
     pub fn nowhere() -> Self {
-        Self::new("nowhere", "there is no other place that it may lie at")
+        match process::settings().host_limit {
+            Some(0) => {
+                Self::new(HOST_LIMIT, "GPUPOOL_HOST_LIMIT=0 leaves it no place on the host, and there is no other one")
+            }
+            _ => Self::new("nowhere", "there is no other place that it may lie at"),
+        }
     }
 }
 

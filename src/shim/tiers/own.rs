@@ -266,7 +266,7 @@ pub(super) fn exchange(
             settle(home, &done, &others, outcome);
             return Err(stop.passed(outcome));
         }
-        is_full |= matches!(moved, Err(Unplaced::Refused(CuResult::OUT_OF_MEMORY)));
+        is_full |= matches!(moved, Err(Unplaced::NoRoom | Unplaced::Refused(CuResult::OUT_OF_MEMORY)));
     }
     drop(quiet);
     settle(home, &done, &others, outcome);

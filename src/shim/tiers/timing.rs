@@ -5,12 +5,14 @@
 //! launch itself took on the processor, and the first one of a function loads its module then, which takes milliseconds: such times
 //! are not told.
 //!
-//! Events are recorded where they change nothing that the program could notice: in the context and on the stream of the launch, never
+//! Events are recorded inside the gate ([`gate::enter_if_open`]): one that another thread's move meets would be work that passed it, and no memory would move in this
+//! process any more. They are recorded where they change nothing that the program could notice: in the context and on the stream of the launch, never
 //! during a capture, and not around launches that record events themselves. Two of them part launches that are meant to overlap
 //! (programmatic dependent launches), for those few that are timed: libraries launch so much that way that nothing would be known of
 //! it otherwise. A cooperative launch waits for no other work once it runs, and for an event as for any other before. On the default stream every launch waits for all others by itself, so an event there orders nothing more.
 
 use super::{Home, now};
+use crate::gate;
 use crate::watch::capture;
 use crate::watch::context::{self, Observer};
 use gpupool_cuda::{CuResult, Driver, Milestone, Stream, Timer};
@@ -154,8 +156,12 @@ pub(super) fn begin(timing: &'static Timing, driver: &'static Driver, launch: u6
         Some(timer) => timer,
         None => driver.timer().ok()?,
     };
-    // SAFETY: the events are of the current context, in which the program is about to launch on this stream.
-    if !unsafe { timer.begin(driver, stream) }.is_ok() {
+    // The launch waits at the gate where that is closed, and is not worth a time then.
+    let begun = gate::enter_if_open().map(|_inside| {
+        // SAFETY: the events are of the current context, in which the program is about to launch on this stream.
+        unsafe { timer.begin(driver, stream) }
+    });
+    if !begun.is_some_and(CuResult::is_ok) {
         timing.timers.lock().idle.push((owner, timer));
         return None;
     }
@@ -178,9 +184,15 @@ pub(super) fn mark(home: &Home, stream: Stream) {
     };
     let _relaxed = home.driver.relax();
     let Some(mark) = kept.map(|(_, mark)| mark).or_else(|| home.driver.milestone().ok()) else { return };
-    // SAFETY: the event is of the current context, in which the program is about to launch on this stream.
-    let _ = unsafe { mark.put(home.driver, stream) };
-    home.timing.timers.lock().marks.push_back((owner, mark));
+    let put = gate::enter_if_open().map(|_inside| {
+        // SAFETY: the event is of the current context, in which the program is about to launch on this stream.
+        unsafe { mark.put(home.driver, stream) }
+    });
+    let mut timers = home.timing.timers.lock();
+    match put {
+        Some(_) => timers.marks.push_back((owner, mark)),
+        None => timers.idle_marks.push((owner, mark)),
+    }
 }
 
 /// How many of the events among the current context's work have passed so far.
@@ -330,6 +342,22 @@ impl Observer for OfContexts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gate::tests::{PATIENT, ends_in, start, try_close};
+
+    /// One that the move of another thread met would be work that passed the gate, and the last move of the process.
+    #[test]
+    fn no_event_is_put_in_front_of_a_launch_that_waits_for_a_move() {
+        let name = "no_event_is_put_in_front_of_a_launch_that_waits_for_a_move";
+        ends_in("tiers::timing::tests", name, &[], 0, || {
+            let (driver, _) = start();
+            let timing: &'static Timing = Box::leak(Box::default());
+            let closed = try_close(driver, &PATIENT).unwrap();
+            assert!(begin(timing, driver, 1, Stream::DEFAULT).is_none());
+            drop(closed);
+            end(*begin(timing, driver, 2, Stream::DEFAULT).unwrap());
+            assert_eq!(timing.timers.lock().pending.len(), 1);
+        });
+    }
 
     #[test]
     fn some_hundred_pairs_are_begun_at_once_and_then_a_hundredth_of_the_time_goes_to_them() {

@@ -3,6 +3,7 @@
 use super::exchange::{self, Much, Stays};
 use super::inventory::Inventory;
 pub use super::inventory::{Own, OwnPiece};
+use super::of_kind;
 use super::{may_be_own, with_inventory, with_range};
 use crate::backing::open::{self, Opened};
 use crate::fence;
@@ -16,9 +17,10 @@ use gpupool_cuda::{CuResult, Device, Driver, Stream};
 use gpupool_events::BlockMove;
 use gpupool_pool::{Backend, Fault, Mover, Place, Transfer};
 
-/// Whether memory of the program's own is mapped at this address, as far as that is known here.
+/// Whether memory of the program's own is mapped at this address, as far as that is known here; also what only the driver can place.
 pub fn is_own(address: u64) -> bool {
-    with_range(address, 1, |inventory| inventory.mapping_at(address).is_some()).unwrap_or(false)
+    let is_known = |inventory: &mut Inventory| inventory.mapping_at(address).is_some();
+    with_range(address, 1, is_known).unwrap_or(false) || !of_kind::mapped_in(address, 1).is_empty()
 }
 
 /// Moves what the program has mapped in a range to a place, once all work that may use it is over: the handles of which a mapping
@@ -26,14 +28,25 @@ pub fn is_own(address: u64) -> bool {
 pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, stream: Stream) -> Result<(), Unplaced> {
     let opened = open::open(driver).ok_or(Unplaced::NotOurs)?;
     let mappings = with_range(address, bytes, |inventory| inventory.owned_in(address, bytes)).unwrap_or_default();
+    // It lies where it was asked for, and nowhere else.
+    let of_kind = of_kind::mapped_in(address, bytes);
+    let is_at = |gpu: &Option<u32>| gpu.map(Place::Gpu) == Some(place);
+    let (at, elsewhere): (Vec<_>, Vec<_>) = of_kind.iter().partition(|(_, gpu)| is_at(gpu));
+    let [there, elsewhere] = [at, elsewhere].map(|all| all.into_iter().map(|(bytes, _)| bytes).sum::<u64>());
+    let is_place = || opened.plan.places.iter().any(|spec| spec.place == place);
     let Some(home) = mappings.iter().find_map(|mapping| mapping.asked) else {
-        return Err(if mappings.is_empty() { Unplaced::NotOurs } else { Unplaced::Stayed });
+        return match (mappings.is_empty(), there, elsewhere) {
+            (true, 0, 0) => Err(Unplaced::NotOurs),
+            _ if !is_place() => Err(Unplaced::NoPlace),
+            (true, _, 0) => Ok(()),
+            _ => Err(Unplaced::Stayed),
+        };
     };
     let _captured = capture::look(driver, stream);
     if capture::under_way() {
         return Err(Unplaced::Refused(CuResult::STREAM_CAPTURE_UNSUPPORTED));
     }
-    if !opened.plan.places.iter().any(|spec| spec.place == place) {
+    if !is_place() {
         return Err(Unplaced::NoPlace);
     }
     let goes = |asked: u32| opened.plan.order(asked).contains(&place);
@@ -41,7 +54,7 @@ pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, st
         return Err(Unplaced::OutOfReach);
     }
     fence::wait(driver, Gpus::All).map_err(Unplaced::Refused)?;
-    let (mut moved, mut there, mut stayed) = (0, 0, 0);
+    let (mut moved, mut there, mut stayed) = (0, there, elsewhere);
     let mut refused = None;
     for mapping in mappings {
         let bytes = mapping.bytes;
@@ -308,7 +321,7 @@ fn unplaced(stays: Stays, bytes: u64, place: Place) -> Unplaced {
     match stays {
         Stays::Unknown => Unplaced::NotOurs,
         Stays::Imported | Stays::Anchored(_) | Stays::MappedInPart | Stays::InUse => Unplaced::Stayed,
-        Stays::NoRoom => Unplaced::Refused(CuResult::OUT_OF_MEMORY),
+        Stays::NoRoom => Unplaced::NoRoom,
         Stays::Refused(result) => Unplaced::Refused(result),
         Stays::Lost(result, at) => {
             tracing::error!(

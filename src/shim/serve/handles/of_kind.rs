@@ -85,6 +85,15 @@ impl Known {
         (address < start + bytes).then_some(*handle)
     }
 
+    /// Bytes that are mapped in a range, of each mapping as much as lies in it, and on which GPU.
+    fn mapped_in(&self, address: u64, bytes: u64) -> Vec<(u64, Option<u32>)> {
+        let end = address.saturating_add(bytes);
+        let below = self.mapped.range(..end).rev().map(|(start, (bytes, handle))| (*start, start + bytes, handle));
+        let within = below.take_while(|(_, last, _)| *last > address);
+        let gpu = |handle: &u64| self.pieces.get(handle).and_then(|piece| piece.gpu);
+        within.map(|(start, last, handle)| (last.min(end) - start.max(address), gpu(handle))).collect()
+    }
+
     fn bytes(&self) -> u64 {
         self.pieces.values().map(|piece| piece.bytes).sum()
     }
@@ -153,6 +162,11 @@ pub fn still_mapped(unmapping: Vec<Unmapping>) {
     }
 }
 
+/// What of it is mapped in a range: of each mapping the bytes, and the GPU that it lies on.
+pub fn mapped_in(address: u64, bytes: u64) -> Vec<(u64, Option<u32>)> {
+    with(|known| known.mapped_in(address, bytes)).unwrap_or_default()
+}
+
 /// Bytes of all that there is.
 pub fn bytes() -> u64 {
     with(|known| known.bytes()).unwrap_or_default()
@@ -178,6 +192,8 @@ mod tests {
         known.mapped(3000, 10, 9);
         assert_eq!((known.bytes(), known.at(1099), known.at(1100), known.at(3000)), (150, Some(7), None, None));
         assert_eq!((known.bytes_on(1), known.bytes_on(0)), (100, 0));
+        assert_eq!(known.mapped_in(1090, 920), [(10, Some(1)), (10, Some(1))]);
+        assert_eq!((known.mapped_in(1100, 900), known.mapped_in(900, 100)), (vec![], vec![]));
         assert!(known.release(8).is_some() && known.release(8).is_none());
         // Refused, and then not.
         let releasing = known.release(7).unwrap();

@@ -21,6 +21,8 @@ pub enum Unplaced {
     Stayed,
     /// The block's label has as much at home as it may.
     OverBudget,
+    /// The place may hold no more, by its limit.
+    NoRoom,
     /// The driver's answer, or one that says the same.
     Refused(CuResult),
 }
@@ -33,6 +35,7 @@ impl Unplaced {
             Self::NoPlace | Self::OutOfReach => "there is no other place that it may lie at".to_owned(),
             Self::Stayed => "others know it by its pages, a call uses it, or it is mapped in part".to_owned(),
             Self::OverBudget => "its label has as much there as it may".to_owned(),
+            Self::NoRoom => "its place may hold no more".to_owned(),
             Self::Refused(result) => format!("the driver answered {result}"),
         }
     }

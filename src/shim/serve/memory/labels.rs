@@ -163,7 +163,12 @@ fn keep_within(driver: &Driver, block: &Block, name: &str) -> Result<(), Unlabel
     for place in places.into_iter().filter(|place| *place != Place::Gpu(block.home)) {
         match by_hand::place(driver, block.address, block.bytes, place, Stream::DEFAULT) {
             Ok(()) => return Ok(()),
-            Err(Unplaced::Refused(CuResult::OUT_OF_MEMORY) | Unplaced::OutOfReach | Unplaced::NoPlace) => {}
+            Err(
+                Unplaced::NoRoom
+                | Unplaced::Refused(CuResult::OUT_OF_MEMORY)
+                | Unplaced::OutOfReach
+                | Unplaced::NoPlace,
+            ) => {}
             Err(Unplaced::Refused(result)) => return Err(Unlabelled::Refused(result)),
             Err(Unplaced::NotOurs) => return Err(Unlabelled::NotOurs),
             // The next place could take no more of it.

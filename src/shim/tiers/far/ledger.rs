@@ -41,6 +41,12 @@ pub struct Seen {
     /// Bytes of the GPU that could have come near without another's leaving it, and those that it had free of the program's memory.
     pub room: u64,
     pub free: u64,
+    /// Bytes of the GPU that this program might have by its limits, and others have.
+    pub others: u64,
+    /// Far bytes that had to leave the GPU and come back by themselves.
+    pub away: u64,
+    /// Whether nothing goes to the GPU, as it is drained.
+    pub is_drained: bool,
 }
 
 impl Seen {

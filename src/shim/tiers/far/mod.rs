@@ -31,6 +31,14 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+/// How much of a range had to leave its GPU and comes back by itself. No launch asks before anything has.
+static AWAY: OnceBox<fn(u64, u64) -> u64> = OnceBox::new();
+
+/// Who knows that, from the first time on that something has left.
+pub fn ask_away(asks: fn(u64, u64) -> u64) {
+    let _ = AWAY.set(Box::new(asks));
+}
+
 static WATCHES: [OnceBox<Watch>; GPUS] = [const { OnceBox::new() }; GPUS];
 
 /// Launches that are looked at one by one, and as many again of which one of four is.
@@ -217,7 +225,14 @@ impl Watch {
             let usage = self.opened.pool.usage();
             let own = usage.places.iter().find(|it| it.place == place);
             seen.free = own.map_or(0, |it| it.held.saturating_sub(it.used));
-            seen.room = super::near_room(self.opened, self.gpu);
+            let room = super::near_room(self.opened, self.gpu);
+            let unneeded = self.opened.pool.unneeded(place);
+            // A limit says nothing of what others have there.
+            let by_limit = room.saturating_sub(unneeded);
+            let free = (by_limit > 0).then(|| self.opened.plan.free_at(self.driver, place)).flatten();
+            seen.others = by_limit.saturating_sub(free.unwrap_or(u64::MAX));
+            seen.room = room - seen.others;
+            seen.is_drained = self.opened.pool.accounts().is_closed(place);
         }
         self.gather();
         let handle = function.raw().addr() as u64;
@@ -274,6 +289,7 @@ impl Watch {
                 pointers.range(word + 1..).next().copied().unwrap_or(u64::MAX)
             };
             let end = end.min(limit);
+            seen.away += AWAY.get().map_or(0, |away| away(word, end - word));
             for (bytes, place, is_anchored) in self.pieces(word, end, block.is_some()) {
                 seen.bytes += bytes;
                 let Some((_, link)) = self.links.iter().find(|(known, _)| *known == place) else { continue };
@@ -284,6 +300,7 @@ impl Watch {
                 saved += pass - bytes as f64 / self.near;
             }
         }
+        seen.away = seen.away.min(seen.far());
         if seen.pass_ns > 0.0 {
             seen.once = (saved / seen.pass_ns).clamp(0.0, 1.0);
         }

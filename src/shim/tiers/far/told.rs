@@ -130,6 +130,20 @@ fn why(watch: &Watch, function: &Function<Site>) -> Cause {
     let cause = |key, text: &str| Cause { key, text: text.to_owned() };
     let seen = &function.last;
     let reads_once = function.timed > 0 && function.passes() < 2.0;
+    // A small part of what is far would change nothing.
+    let is_much = |bytes: u64| bytes > 0 && bytes >= seen.far() / 4;
+    if seen.is_drained {
+        return Cause { key: "drained", text: format!("GPU {} is drained", watch.gpu) };
+    }
+    // With GPUPOOL_MOVE it comes near by what it is worth, as everything does.
+    if process::settings().moving == Move::Off && is_much(seen.away) {
+        let text = format!(
+            "{} of it had to leave GPU {} (as for a suspension or another program) and come back once there is room",
+            format_size(seen.away),
+            watch.gpu
+        );
+        return Cause { key: "away", text };
+    }
     if process::settings().moving == Move::Off {
         let more = if reads_once {
             ", and it reads each of these bytes about once, so that moving would bring little"
@@ -169,8 +183,6 @@ fn why(watch: &Watch, function: &Function<Site>) -> Cause {
     }
     // As it was at its last launch: at the end the program has freed everything.
     let (room, free) = (seen.room, seen.free);
-    // A small part of what is far would change nothing.
-    let is_much = |bytes: u64| bytes > 0 && bytes >= seen.far() / 4;
     if is_much(room) {
         let text =
             format!("GPU {} has had room for {} of it only lately, or too little to pay", watch.gpu, format_size(room));
@@ -183,6 +195,14 @@ fn why(watch: &Watch, function: &Function<Site>) -> Cause {
             format_size(free)
         );
         return Cause { key: "freed", text };
+    }
+    if is_much(seen.others) {
+        let text = format!(
+            "others have {} of GPU {} that this program might have by its limits",
+            format_size(seen.others),
+            watch.gpu
+        );
+        return Cause { key: "others", text };
     }
     cause("full", "all that lies near is used as much")
 }
