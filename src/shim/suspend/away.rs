@@ -12,15 +12,15 @@ static AWAY: Mutex<Vec<Parted>> = Mutex::new(Vec::new());
 /// This left its GPU now. What left no GPU but a host or a disk is not noted.
 pub fn add(parted: impl IntoIterator<Item = Parted>) {
     AWAY.lock().extend(parted.into_iter().filter(|parted| matches!(parted.from(), Place::Gpu(_))));
-    far::ask_away(bytes_in);
+    far::has_left(gpus(), bytes_in);
 }
 
-/// How much of a range is among it, each byte as often as GPUs that it has left.
-fn bytes_in(address: u64, bytes: u64) -> u64 {
+/// How much of a range is among what left this GPU.
+fn bytes_in(gpu: u32, address: u64, bytes: u64) -> u64 {
     let end = address.saturating_add(bytes);
     let meets =
         |parted: &Parted| (parted.address() + parted.bytes()).min(end).saturating_sub(parted.address().max(address));
-    AWAY.lock().iter().map(meets).sum()
+    AWAY.lock().iter().filter(|parted| parted.from() == Place::Gpu(gpu)).map(meets).sum()
 }
 
 /// All of it, in that order.

@@ -31,12 +31,15 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// How much of a range had to leave its GPU and comes back by itself. No launch asks before anything has.
-static AWAY: OnceBox<fn(u64, u64) -> u64> = OnceBox::new();
+/// How much of a range had to leave a GPU and comes back by itself.
+type Away = fn(u32, u64, u64) -> u64;
+/// No launch asks before anything has.
+static AWAY: OnceBox<Away> = OnceBox::new();
 
-/// Who knows that, from the first time on that something has left.
-pub fn ask_away(asks: fn(u64, u64) -> u64) {
+/// Something has left these GPUs that comes back by itself, which `asks` knows.
+pub fn has_left(gpus: impl IntoIterator<Item = u32>, asks: Away) {
     let _ = AWAY.set(Box::new(asks));
+    gpus.into_iter().filter(|gpu| watch(*gpu).is_none()).for_each(begin);
 }
 
 static WATCHES: [OnceBox<Watch>; GPUS] = [const { OnceBox::new() }; GPUS];
@@ -289,7 +292,7 @@ impl Watch {
                 pointers.range(word + 1..).next().copied().unwrap_or(u64::MAX)
             };
             let end = end.min(limit);
-            seen.away += AWAY.get().map_or(0, |away| away(word, end - word));
+            seen.away += AWAY.get().map_or(0, |away| away(self.gpu, word, end - word));
             for (bytes, place, is_anchored) in self.pieces(word, end, block.is_some()) {
                 seen.bytes += bytes;
                 let Some((_, link)) = self.links.iter().find(|(known, _)| *known == place) else { continue };
