@@ -95,7 +95,7 @@ impl Words {
     }
 }
 
-/// Before a launch in this context. What this returns is given to [`after`] behind it.
+/// Before a launch in this context. What this returns is given to [`after`] behind it. Once for all rows, which are inlined up to here.
 ///
 /// # Safety
 /// The arguments are those that the program passes to the driver with this function.
