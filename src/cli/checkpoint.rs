@@ -44,7 +44,7 @@ process is there, or the folder is one of other images, and nobody was asked.
 Examples:
   gpupool checkpoint 4711 /scratch/train
   gpupool checkpoint 4711 /scratch/train --every 10min --keep 3
-  gpupool checkpoint --job 4711 /scratch/train     all ranks of the job that 4711 is one of
+  gpupool checkpoint --job 4711 /scratch/train     all ranks of the job of 4711
   gpupool checkpoint --process 4711 /scratch/train
   srun --overlap --jobid 17 -N 4 --ntasks-per-node 1 gpupool checkpoint --node auto /shared/train
   gpupool checkpoint --json 4711 /scratch/train | jq .generation"

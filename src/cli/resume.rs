@@ -21,7 +21,7 @@ ended; 2 where no such process is there.
 
 Examples:
   gpupool resume 4711
-  gpupool resume --job 4711      all ranks of the job that 4711 is one of
+  gpupool resume --job 4711      all ranks of the job of 4711
   gpupool resume --json 4711 4712"
 )]
 pub struct Args {

@@ -37,7 +37,7 @@ Examples:
   gpupool suspend 4711
   gpupool suspend --to /scratch/me 4711            to a disk
   gpupool suspend --to host --wait 60s 4711 4712   two ranks of a job
-  gpupool suspend --job 4711                       all ranks of the job that 4711 is one of
+  gpupool suspend --job 4711                       all ranks of the job of 4711
   gpupool suspend --json 4711 | jq '.[].bytes'"
 )]
 pub struct Args {
