@@ -20,28 +20,31 @@ use crate::{stdout, terminal, whole};
 /// Write an image of a running program's GPU memory to a folder, while the program goes on
 #[derive(clap::Args)]
 #[command(
-    after_help = "The program is stopped for as long as it takes to copy its memory to where there is room on its GPUs, others and the host; what finds
-no room there is written before it goes on. An image is of one moment, and there once it is whole: whatever fails, the older ones stay.
+    after_help = "The program is stopped for as long as it takes to copy its memory to where there is room on its GPUs, others and the host; \
+what finds no room there is written before it goes on. An image is of one moment, and there once it is whole: whatever fails, the older ones stay. \
 gpupool store list shows them, gpupool run --restore brings named memory back.
 
-Several processes have images of the same moment: none goes on before the memory of all is copied. Each writes to a folder of its own in DIR (rank-0, rank-1,
-…), and a file in DIR says which belong together: a job's image is there with all of its ranks or not at all.
+Several processes have images of the same moment: none goes on before the memory of all is copied. Each writes to a folder of its own in DIR \
+(rank-0, rank-1, …), and a file in DIR says which belong together: a job's image is there with all of its ranks or not at all.
 
-Ranks on several hosts have one image where this command is started once on each of them (srun, mpirun, pdsh), with one DIR that all of them share: --node K/N says which
-one this is, --node auto takes that from the launcher. Without a PID the ranks of the one job of this user there are meant. They are stopped at one moment on all
-hosts, and DIR has an image of the job once all of it is whole.
+Ranks on several hosts have one image where this command is started once on each of them (srun, mpirun, pdsh), with one DIR that all of them share: --node K/N says \
+which one this is, --node auto takes that from the launcher. Without a PID the ranks of the one job of this user there are meant. They are stopped at one \
+moment on all hosts, and DIR has an image of the job once all of it is whole.
 
-With --every, this command asks again and again. Where it ends, there are no further images, and the program runs on; where the program
+With --every, this command asks again and again. Where it ends, there are no further images, and the program runs on; where the program \
 ends, so does it, with 0 if its last image is whole.
 
-With --process one program is stopped, its image is written, and without going on in between it leaves the GPUs whole, as by gpupool suspend --process --to host:
-contexts, modules and what libraries took as well, so that the GPUs show nothing of it. Where criu is installed, it stores the process beside the image, in
-DIR/process-000001 and so on. gpupool resume has the program go on. Where it cannot leave, or criu fails, the image stays and the program is resumed (exit 1).
+With --process one program is stopped, its image is written, and without going on in between it leaves the GPUs whole, as by gpupool suspend --process --to \
+host: contexts, modules and what libraries took as well, so that the GPUs show nothing of it. Where criu is installed, it stores the process beside the image, \
+in DIR/process-000001 and so on. gpupool resume has the program go on. Where it cannot leave, or criu fails, the image stays and the program is resumed (exit 1).
+
+Exit status: 0 where the image is whole (with --every the last one, with --process also where the program has left the GPUs), 1 otherwise; 2 where no such \
+process is there, or the folder is one of other images, and nobody was asked.
 
 Examples:
   gpupool checkpoint 4711 /scratch/train
   gpupool checkpoint 4711 /scratch/train --every 10min --keep 3
-  gpupool checkpoint --job 4711 /scratch/train     all ranks of the job that 4711 is one of
+  gpupool checkpoint --job 4711 /scratch/train     all ranks of the job of 4711
   gpupool checkpoint --process 4711 /scratch/train
   srun --overlap --jobid 17 -N 4 --ntasks-per-node 1 gpupool checkpoint --node auto /shared/train
   gpupool checkpoint --json 4711 /scratch/train | jq .generation"
@@ -666,6 +669,9 @@ fn print(args: &Args, told: &Told) -> Result<bool, Failure> {
              are damaged)",
             format_size(told.damaged_bytes)
         );
+    }
+    if told.to_gpus_bytes > 0 {
+        line += &format!("; {} were copied to GPUs meanwhile", format_size(told.to_gpus_bytes));
     }
     if told.to_host_bytes > 0 {
         line += &format!(

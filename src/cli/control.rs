@@ -926,7 +926,9 @@ pub fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<bool,
             [microseconds.saturating_sub(*waited_microseconds), *waited_microseconds].map(|time| time as f64 * 1e-6);
         let waited = if waited >= 0.01 { format!(", after {waited:.2} s of wait for its work") } else { String::new() };
         let takes = match told.compression_ratio {
-            Some(ratio) => format!("; {} on the disk, 1/{ratio:.2} of it", format_size(told.stored_bytes)),
+            // Of what did not become smaller there is nothing more to say.
+            Some(ratio) if ratio < 1.005 => format!("; {} on the disk", format_size(told.stored_bytes)),
+            Some(ratio) => format!("; {} on the disk, {ratio:.2} times less", format_size(told.stored_bytes)),
             None => String::new(),
         };
         let stayed =

@@ -18,7 +18,7 @@ use workshop::{Workshop, show};
 
 /// See it work: arrays that do not fit on one GPU, without and with the pool
 ///
-/// Uses the GPUs of this machine, leaving 2 GiB free on each, or simulated ones where there are none. Where
+/// Uses the GPUs of this machine, leaving 2 GiB free on each, or simulated ones where there are none; within gpupool sim, GPUs like its. Where
 /// gpupool was built and not installed it needs a C compiler: the program that it runs is plain C and knows nothing of gpupool.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:

@@ -25,10 +25,12 @@ use crate::terminal;
 /// Have the memory of all programs leave a GPU, and none go there
 #[derive(clap::Args)]
 #[command(
-    after_help = "Of all programs of this user that run under gpupool; for root, of all users. Memory goes to other GPUs of each
-program's pool, then to the host; programs go on with the same bytes, and those that start later heed it, too.
+    after_help = "Of all programs of this user that run under gpupool; for root, of all users. Memory goes to other GPUs of each \
+program's pool, then to the host; programs go on with the same bytes, and those that start later heed it, too. \
 What cannot leave is listed: contexts of programs that compute there, memory that others know by its pages.
-The exit status is 0 where nothing is left on the GPU, and 1 otherwise.
+
+Exit status: 0 where nothing is left on the GPU; 1 where something is, or a program could not be asked: the GPU is drained all the same; 2 where there is no \
+such GPU.
 
 Examples:
   gpupool drain 2
@@ -48,9 +50,17 @@ pub struct Args {
 
 /// Let programs have memory on a drained GPU again; what left it comes back where there is room
 #[derive(clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "What has not come back is listed (not: …) with the reason. It stays where it is, programs go on with it there, and the GPU is drained no more \
+all the same.
+
+Exit status: 0 where the GPU is drained no more, also where memory has not come back; 1 where root drains it still or a program could not be asked; 2 where \
+there is no such GPU.
+
+Examples:
   gpupool undrain 2
-  gpupool undrain --deadline 5s GPU-5f3a1c9e-0d6b-4a7e-9c41-2b8d7e6f1a05")]
+  gpupool undrain --deadline 5s GPU-5f3a1c9e-0d6b-4a7e-9c41-2b8d7e6f1a05"
+)]
 pub struct UndrainArgs {
     /// Its number as nvidia-smi has it, or its UUID
     gpu: String,

@@ -170,4 +170,43 @@ mod tests {
             }
         }
     }
+
+    /// What stands behind the options of a command and of what is below it, with its name.
+    fn behind_options(command: &clap::Command, found: &mut Vec<(String, String)>) {
+        for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+            let help = below.get_after_help().map(ToString::to_string).unwrap_or_default();
+            found.push((below.get_name().to_owned(), help));
+            behind_options(below, found);
+        }
+    }
+
+    /// clap breaks lines where the terminal ends; one that was broken before is broken twice.
+    #[test]
+    fn sentences_of_a_help_are_broken_by_clap_alone() {
+        let mut found = Vec::new();
+        behind_options(&Command::command(), &mut found);
+        for (name, help) in found {
+            let lines: Vec<&str> = help.lines().collect();
+            for pair in lines.windows(2) {
+                let is_text = |line: &str| !line.is_empty() && !line.starts_with(' ') && line != "Examples:";
+                assert!(
+                    !(is_text(pair[0]) && is_text(pair[1])),
+                    "{name}: {:?} goes on by hand: {:?}",
+                    pair[0],
+                    pair[1]
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn commands_that_change_something_say_their_exit_statuses() {
+        let mut found = Vec::new();
+        behind_options(&Command::command(), &mut found);
+        for wanted in ["set", "priority", "suspend", "resume", "checkpoint", "drain", "undrain"] {
+            let help = found.iter().find(|(name, _)| name == wanted).map(|(_, help)| help.as_str()).unwrap_or_default();
+            let said = help.lines().find(|line| line.starts_with("Exit status: 0 where ")).unwrap_or_default();
+            assert!(said.contains("; 2 where "), "{wanted}: {help}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The metrics pages of all processes that run under gpupool: who lists them (`ps`), shows them (`top`) and exports them (`export`)
 //! reads them here, so that none takes for alive what the others do not. No process is asked anything.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -79,6 +79,13 @@ impl Look {
         }));
         self
     }
+}
+
+/// Whether one number of a GPU means different ones to these processes: each may see others, or the same in another order.
+pub fn differently_numbered<'a>(told: impl Iterator<Item = &'a Snapshot>) -> bool {
+    let mut known = BTreeMap::new();
+    let mut gpus = told.flat_map(|told| &told.levels.gpus.rows);
+    gpus.any(|gpu| *known.entry(gpu.ordinal).or_insert(gpu.uuid) != gpu.uuid)
 }
 
 /// Whoever looks, once or again and again.

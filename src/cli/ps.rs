@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::drain;
 use crate::failure::Failure;
-use crate::pages::{Listed, Pages};
+use crate::pages::{self, Listed, Pages};
 use crate::stdout;
 use crate::terminal::{self, Page, Table};
 
@@ -106,7 +106,7 @@ fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)]) -> String {
     if rows.is_empty() {
         return page.into_text();
     }
-    let uuids = differently_numbered(rows);
+    let uuids = pages::differently_numbered(rows.iter().map(|row| &row.told));
     let mut table = Table::new(&["pid", "state", "mode", "priority", "held", "used", "name"], b"rllrrrl", BELOW);
     for row @ Listed { told, .. } in rows {
         let sum = |of: fn(&gpupool_metrics::Place) -> u64| told.levels.places.rows.iter().map(of).sum::<u64>();
@@ -149,13 +149,6 @@ fn borrows(told: &Snapshot) -> Vec<String> {
 
 fn lent_in_words(lent: &Lent) -> String {
     format!("{} of {} to process {}", format_size(lent.bytes), lent.gpu, lent.pid)
-}
-
-/// Whether one number of a GPU means different ones to these processes: each may see others, or the same in another order.
-fn differently_numbered(rows: &[Listed]) -> bool {
-    let mut known = BTreeMap::new();
-    let mut gpus = rows.iter().flat_map(|row| &row.told.levels.gpus.rows);
-    gpus.any(|gpu| *known.entry(gpu.ordinal).or_insert(gpu.uuid) != gpu.uuid)
 }
 
 /// Which GPU each number means of those of which a process has something.

@@ -12,13 +12,16 @@ use crate::{stdout, whole};
 /// Have the memory of suspended programs come back to their GPUs, and let them go on
 #[derive(clap::Args)]
 #[command(
-    after_help = "Where a GPU has no room any more, another GPU of the program's pool takes the memory, or it stays where it is, and the
-program goes on. What is on a disk has to come back: where it cannot be read, or there is no room for it on any GPU and on the host,
+    after_help = "Where a GPU has no room any more, another GPU of the program's pool takes the memory, or it stays where it is, and the \
+program goes on. What is on a disk has to come back: where it cannot be read, or there is no room for it on any GPU and on the host, \
 the program stays suspended with all that it has, and can be resumed again once that is mended.
+
+Exit status: 0 where all that are named go on, also with memory elsewhere for want of room; 1 where one stays suspended, cannot be asked or, of several, has \
+ended; 2 where no such process is there.
 
 Examples:
   gpupool resume 4711
-  gpupool resume --job 4711      all ranks of the job that 4711 is one of
+  gpupool resume --job 4711      all ranks of the job of 4711
   gpupool resume --json 4711 4712"
 )]
 pub struct Args {

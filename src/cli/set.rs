@@ -14,12 +14,17 @@ use crate::terminal;
 /// Change settings of a running program: limit, devices, move_share, priority, guarantee, log
 #[derive(clap::Args)]
 #[command(
-    after_help = "A setting is written with or without GPUPOOL_ in front. All that are given change, or none. What lies beyond a limit
-leaves for other GPUs or the host, and so does what a GPU that lends no more has for others; what cannot is told.
+    after_help = "A setting is written with or without GPUPOOL_ in front. All that are given change, or none. What lies beyond a limit \
+leaves for other GPUs or the host, and so does what a GPU that lends no more has for others; what cannot is told. \
+A setting with nothing behind the = is unset, as if it had never been given: limit= takes all limits away. \
 Other settings are read once, when a program starts.
+
+Exit status: 0 where all of them hold now, also where memory beyond a limit could not leave; 1 where the program refused them or did not answer; 2 where one \
+of them is no setting or no such process is there.
 
 Examples:
   gpupool set 4711 limit=0:20GiB
+  gpupool set 4711 limit=                    no limit any more
   gpupool set 4711 devices=0,1 priority=80   lent to by GPU 0 and 1 alone
   gpupool set --json 4711 log=gpupool::memory=debug | jq '.changes[].old'"
 )]
@@ -37,8 +42,10 @@ pub struct Args {
 /// Say how much a running program matters beside others: 0 to 100
 #[derive(clap::Args)]
 #[command(
-    after_help = "Memory of a program gives way to programs of a higher priority that need it; without a word from anybody it is 50. The same as
+    after_help = "Memory of a program gives way to programs of a higher priority that need it; without a word from anybody it is 50. The same as \
 gpupool set PID priority=N.
+
+Exit status: 0 where it holds now; 1 where the program refused it or did not answer; 2 where N is no number from 0 to 100 or no such process is there.
 
 Examples:
   gpupool priority 4711 80   it gets memory back from programs of a lower priority"

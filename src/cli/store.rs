@@ -1,15 +1,16 @@
 //! `gpupool store`: what lies in a folder of stored GPU memory, and whether it is what was written. It changes nothing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpupool_config::format_size;
-use gpupool_store::{Block, Codec, Error, Listed, ListedJob, Manifest, Verified, VerifiedJob};
+use gpupool_store::{Block, Codec, Error, Job, Listed, ListedJob, Manifest, RankImage, Verified, VerifiedJob};
 
 use crate::failure::Failure;
 use crate::stdout;
 use crate::terminal::{self, Page, Table, clean};
+use crate::words;
 
 /// Say what a folder of stored GPU memory has, and whether it is whole
 #[derive(clap::Args)]
@@ -31,7 +32,8 @@ enum Action {
 
 /// List the generations of a folder, newest first
 ///
-/// A generation that is not whole, or that a newer gpupool wrote, is listed with what is wrong.
+/// A generation that is not whole, or that a newer gpupool wrote, is listed with what is wrong. Of a job's folder the images of the
+/// job are listed. Exit 1 where nothing is stored there.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   gpupool store list /scratch/train
@@ -46,6 +48,8 @@ struct List {
 }
 
 /// Say what a generation holds: whose memory, which blocks, how they are stored
+///
+/// Of a job's folder, whose memory each rank's image is; the blocks are in the rank's own folder. Exit 1 where nothing is stored there.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   gpupool store show /scratch/train
@@ -57,14 +61,14 @@ struct Show {
     /// Its number [default: the newest]
     #[arg(long, value_name = "NUMBER")]
     generation: Option<u64>,
-    /// Print the manifest, as JSON
+    /// Print the manifest, as JSON; of a job, which generation of each rank belongs to it
     #[arg(long)]
     json: bool,
 }
 
 /// Read all that is stored and compare every hash
 ///
-/// Exit 1 where anything is not what was written; the file, the block and the offset are named.
+/// Exit 1 where anything is not what was written, or nothing is stored there; the file, the block and the offset are named.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   gpupool store verify /scratch/train
@@ -97,10 +101,22 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
                 return Ok(ExitCode::SUCCESS);
             }
             let listed = gpupool_store::list(folder).map_err(failed)?;
+            if listed.is_empty() {
+                if *json {
+                    print(true, &listed, String::new)?;
+                }
+                return Err(nothing_in(folder));
+            }
             print(*json, &listed, || list_of(&listed))?;
         }
         Action::Show(Show { folder, generation, json }) => {
-            let manifest = gpupool_store::show(folder, *generation).map_err(failed)?;
+            let jobs = gpupool_store::jobs(folder).map_err(failed)?;
+            if !jobs.is_empty() {
+                let job = job_in(folder, jobs, *generation)?;
+                print(*json, &job, || job_of(folder, &job))?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            let manifest = gpupool_store::show(folder, *generation).map_err(|error| told(folder, error))?;
             print(*json, &manifest, || blocks_of(&manifest))?;
         }
         Action::Verify(Verify { folder, generation, threads, json }) => {
@@ -112,7 +128,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
                 let is_whole = verified.iter().all(VerifiedJob::is_whole);
                 return Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE });
             }
-            let verified = gpupool_store::verify(folder, *generation, threads).map_err(failed)?;
+            let verified = gpupool_store::verify(folder, *generation, threads);
+            let verified = verified.map_err(|error| told(folder, error))?;
             print(*json, &verified, || verdicts_of(&verified))?;
             if verified.iter().any(|one| !one.wrong.is_empty()) {
                 return Ok(ExitCode::FAILURE);
@@ -124,6 +141,82 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 
 fn failed(error: Error) -> Failure {
     Failure::broken(format!("store: {error}"))
+}
+
+/// The same, and where the folder itself has nothing, which ones in it have.
+fn told(folder: &Path, error: Error) -> Failure {
+    match error {
+        Error::Absent { path } if path == folder => nothing_in(folder),
+        other => failed(other),
+    }
+}
+
+/// How many folders are named where another one was meant.
+const NAMED: usize = 4;
+
+/// The folder has no generation: maybe one in it was meant. `gpupool suspend --to DIR` makes one for each process, and nobody is told its name.
+fn nothing_in(folder: &Path) -> Failure {
+    let names = gpupool_store::folders_in(folder).unwrap_or_default();
+    let shown: Vec<String> = names.iter().take(NAMED).map(|name| folder.join(name).display().to_string()).collect();
+    let instead = match names.len() {
+        0 => String::new(),
+        1 => format!("; name the folder in it that has some: {}", shown.join(", ")),
+        many => {
+            let more = many.saturating_sub(NAMED);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("; name one of the folders in it that have some: {}{more}", shown.join(", "))
+        }
+    };
+    let nothing = Error::Absent { path: folder.to_owned() };
+    Failure::broken(format!("store: {nothing}{instead}"))
+}
+
+/// An image of a job. `None`: the newest.
+fn job_in(folder: &Path, jobs: Vec<ListedJob>, generation: Option<u64>) -> Result<Job, Failure> {
+    let wanted = jobs.into_iter().find(|job| generation.is_none_or(|wanted| wanted == job.generation));
+    let Some(ListedJob { told, .. }) = wanted else {
+        let folder = folder.display();
+        return Err(Failure::broken(format!(
+            "store: {folder}: the job has no generation {}; gpupool store list {folder} has them",
+            generation.unwrap_or(0)
+        )));
+    };
+    told.map_err(failed)
+}
+
+fn job_of(folder: &Path, job: &Job) -> String {
+    let mut page = Page::new(terminal::colours());
+    let Job { generation, written, ranks, hosts } = job;
+    let of = if hosts.is_empty() { String::new() } else { format!(", of the hosts {}", hosts.join(", ")) };
+    page.heading(&format!("generation {generation} of a job, written {}{}", ago(*written), clean(&of)));
+    let bytes = ranks.iter().map(|image| image.bytes).sum();
+    let count = words::count(ranks.len() as u64, "rank", "ranks");
+    page.entry("  memory   ", &format!("{} of {count}", format_size(bytes)));
+    page.heading("Ranks");
+    let headings = &["rank", "generation", "memory", "stored", "blocks", "pid", "host", "command"];
+    let mut table = Table::new(headings, b"rrrrrrll", 4);
+    for RankImage { rank, generation, bytes, .. } in ranks {
+        let mut cells = vec![rank.to_string(), generation.to_string(), format_size(*bytes)];
+        match gpupool_store::show(&gpupool_store::rank_folder(folder, *rank), Some(*generation)) {
+            Ok(Manifest { meta, stored, blocks, .. }) => cells.extend([
+                format_size(stored),
+                blocks.len().to_string(),
+                meta.process.pid.to_string(),
+                meta.host,
+                meta.process.command,
+            ]),
+            // It was there a moment ago, when the job's image was looked at.
+            Err(_) => cells.extend(["?"; 5].map(str::to_owned)),
+        }
+        table.row(cells, Vec::new());
+    }
+    page.table(&table);
+    if let Some(RankImage { rank, generation, .. }) = ranks.first() {
+        let first = gpupool_store::rank_folder(folder, *rank);
+        let command = format!("gpupool store show {} --generation {generation}", first.display());
+        page.entry("  ", &format!("{command} has the blocks of rank {rank}, and so on"));
+    }
+    page.into_text()
 }
 
 fn print<T: serde::Serialize>(json: bool, told: &T, text: impl FnOnce() -> String) -> Result<(), Failure> {
@@ -196,10 +289,6 @@ fn job_verdicts_of(verified: &[VerifiedJob]) -> String {
 
 fn list_of(listed: &[Listed]) -> String {
     let mut page = Page::new(terminal::colours());
-    if listed.is_empty() {
-        page.line("no generation is stored there");
-        return page.into_text();
-    }
     let headings = &["generation", "memory", "stored", "blocks", "pid", "host", "written", "command"];
     let mut table = Table::new(headings, b"rrrrrlll", 4);
     for Listed { generation, told } in listed {

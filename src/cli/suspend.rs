@@ -16,23 +16,28 @@ use crate::{stdout, terminal, whole};
 /// Have the memory of running programs leave their GPUs; they wait where they next use a GPU
 #[derive(clap::Args)]
 #[command(
-    after_help = "Their addresses stay, and gpupool resume brings everything back. What is not the pool's stays on the GPU: contexts,
-modules, what libraries took from the driver themselves. Several programs are suspended together or not at all.
-A rank of a job is suspended together with the others that run here under gpupool (--job, or all of them named) or refused: they wait for it in their collectives
-until it is resumed, and NCCL's watchdog may end them. --alone suspends it nevertheless.
-With --process the driver's own checkpoint (driver 570 and later) follows: contexts, modules and what libraries took leave too, and the GPU shows nothing
-of the program. Memory that the driver could not bring back has to have left before, so with --to host or --to DIR; where there is any, or the driver refuses, the program is
-resumed as it was. gpupool resume brings all of it back, and nothing else does: a program that ends meanwhile waits for that.
+    after_help = "Their addresses stay, and gpupool resume brings everything back. What is not the pool's stays on the GPU: contexts, \
+modules, what libraries took from the driver themselves. Several programs are suspended together or not at all. \
+A rank of a job is suspended together with the others that run here under gpupool (--job, or all of them named) or refused: they wait for it in their \
+collectives until it is resumed, and NCCL's watchdog may end them. --alone suspends it nevertheless.
+
+With --process the driver's own checkpoint (driver 570 and later) follows: contexts, modules and what libraries took leave too, and the GPU shows \
+nothing of the program. Memory that the driver could not bring back has to have left before, so with --to host or --to DIR; where there is any, or the driver \
+refuses, the program is resumed as it was. gpupool resume brings all of it back, and nothing else does: a program that ends meanwhile waits for that.
+
 A signal that a program handles while it waits (Ctrl-C) resumes it; so does its end.
 
-Into a folder: each program writes a folder of its own there, which is gone when it is resumed; what is compressed, and how, is
+Into a folder: each program writes a folder of its own there, which is gone when it is resumed; what is compressed, and how, is \
 found out on the way. Nothing leaves before all of it is on the disk, and every part is compared with its hash on the way back.
+
+Exit status: 0 where all that are named are suspended, also where some memory found no other place and stayed; 1 where one is not, and then none is; 2 where \
+no such process is there.
 
 Examples:
   gpupool suspend 4711
   gpupool suspend --to /scratch/me 4711            to a disk
   gpupool suspend --to host --wait 60s 4711 4712   two ranks of a job
-  gpupool suspend --job 4711                       all ranks of the job that 4711 is one of
+  gpupool suspend --job 4711                       all ranks of the job of 4711
   gpupool suspend --json 4711 | jq '.[].bytes'"
 )]
 pub struct Args {

@@ -8,11 +8,13 @@ mod tests;
 mod view;
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use gpupool_machine::Host;
 use ratatui::DefaultTerminal;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event};
@@ -35,6 +37,10 @@ use state::{Shown, Sort, State, Step};
   gpupool top --interval 500ms --sort far
   gpupool top --once --filter train
   gpupool top --json --interval 10s >over-night.jsonl
+
+Behind a size stands what the GPU has, and of the host what all processes may take, at most what this machine has. GPUs have their \
+UUIDs where programs number them differently. A ? under moved/s: there is nothing to compare with, since rates are those between two looks, and \
+--once looks once; --json tells them from its second line on.
 
 Keys: ? lists them.")]
 pub struct Args {
@@ -61,7 +67,9 @@ pub struct Args {
 /// Exit 2 if there is no terminal to show it on.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let mut state = State::new(host, args.interval, args.sort, &args.filter, terminal::colours());
+    let state = State::new(host, args.interval, args.sort, &args.filter, terminal::colours());
+    // Not what a control group leaves to this command: the processes may be in others.
+    let mut state = state.with_host_memory(Host::at(Path::new("/")).memory().installed);
     if args.json {
         lines(args, &mut state)?;
     } else if args.once {

@@ -16,7 +16,8 @@ pub fn without_unit(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<Pro
         let sizes = value.split(',').map(|part| part.rsplit(':').next().unwrap_or(part).trim());
         let few = |size: &&str| size.parse::<u64>().is_ok_and(|bytes| (1..FEWEST).contains(&bytes));
         let number = sizes.into_iter().find(few)?.to_owned();
-        let reason = format!("{number} bytes, as there is no unit; write {number}GiB if that is meant");
+        let bytes = if number.parse() == Ok(1_u64) { "byte" } else { "bytes" };
+        let reason = format!("{number} {bytes}, as there is no unit; write {number}GiB if that is meant");
         Some(Problem { name, value, reason })
     });
     suspects.collect()

@@ -54,6 +54,11 @@ pub enum Error {
         /// The folder, or the generation in it.
         path: PathBuf,
     },
+    /// The folder itself is not there.
+    NoFolder {
+        /// Which.
+        path: PathBuf,
+    },
     /// A file is not what was written.
     Damaged {
         /// Which.
@@ -136,6 +141,7 @@ impl Display for Error {
                 path.display()
             ),
             Self::Absent { path } => write!(out, "{}: no generation is stored there", path.display()),
+            Self::NoFolder { path } => write!(out, "{}: there is no such folder", path.display()),
             Self::Damaged { path, what } => write!(out, "{}: damaged: {what}", path.display()),
             Self::Part { path, block, address, offset, expected, found } => write!(
                 out,

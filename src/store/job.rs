@@ -208,6 +208,25 @@ pub fn jobs(folder: &Path) -> Result<Vec<ListedJob>> {
     Ok(numbers(&store)?.into_iter().map(|generation| ListedJob { generation, told: told(generation) }).collect())
 }
 
+/// The names of folders in this one that have generations, of a process or of a job, in order: where the folder around them was named
+/// in place of one of them, as that which `gpupool suspend --to` was given, in which each process has its own.
+///
+/// # Errors
+/// The folder is not there or may not be trusted.
+pub fn folders_in(folder: &Path) -> Result<Vec<String>> {
+    let store = Store::open(folder, false, &Disk::default())?;
+    let has_some = |name: &String| {
+        let below = folder.join(name);
+        let found = Store::open(&below, false, &Disk::default())
+            .and_then(|store| Ok(!store.generations()?.is_empty() || !numbers(&store)?.is_empty()));
+        // One that is no folder, or another user's, is none of those that could be named instead.
+        found.unwrap_or(false)
+    };
+    let mut names: Vec<String> = store.folder.names()?.into_iter().filter(has_some).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
 /// Holds a job's folder while its ranks write to it.
 #[derive(Debug)]
 pub struct JobWriter {

@@ -99,7 +99,7 @@ mod writer;
 
 pub use codec::Codec;
 pub use error::{Error, Result};
-pub use job::{Job, JobWriter, ListedJob, RankImage, VerifiedJob, jobs, rank_folder, verify_jobs};
+pub use job::{Job, JobWriter, ListedJob, RankImage, VerifiedJob, folders_in, jobs, rank_folder, verify_jobs};
 pub use look::{Listed, Summary, Verified, keep, list, remove, show, verify};
 pub use manifest::{About, Block, Data, Manifest, Meta, Name, Part, Process, Word};
 pub use meeting::{Meeting, Pace, Who};

@@ -118,7 +118,10 @@ impl Store {
             return Err(Error::refused(path, what));
         };
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = openat(CWD, around, flags | OFlags::PATH, Mode::empty()).map_err(failed)?;
+        let root = match openat(CWD, around, flags | OFlags::PATH, Mode::empty()) {
+            Err(Errno::NOENT) if !make => return Err(Error::NoFolder { path: path.clone() }),
+            answer => answer.map_err(failed)?,
+        };
         let above = fstat(&root).map_err(failed)?;
         let own = geteuid().as_raw();
         let is_open = above.st_mode & OTHERS_WRITE != 0 && above.st_mode & STICKY == 0;
@@ -139,7 +142,7 @@ impl Store {
         }
         let descriptor = match openat(&root, name, flags | OFlags::NOFOLLOW, Mode::empty()) {
             Err(Errno::LOOP | Errno::NOTDIR) => return Err(Error::refused(path, "it is a link or no folder")),
-            Err(Errno::NOENT) => return Err(Error::Absent { path: path.clone() }),
+            Err(Errno::NOENT) => return Err(Error::NoFolder { path: path.clone() }),
             answer => answer.map_err(failed)?,
         };
         let folder = Folder::of(descriptor, path, disk)?;

@@ -174,6 +174,17 @@ fn what_the_driver_made_for_want_of_room_in_the_pool_is_in_no_image_and_stays_an
 }
 
 #[test]
+fn the_text_says_what_was_copied_to_gpus_in_the_stop() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    program.ask("name weights 49152 0 5000");
+    let ended = program.gpupool(&format!("checkpoint {} {}", program.pid(), folder.display()));
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(ended.status.success() && said.contains(" MiB were copied to GPUs meanwhile"), "{said}");
+    ends_well(program);
+}
+
+#[test]
 fn who_is_to_be_suspended_has_an_image_that_was_begun_first() {
     let (_around, folder) = store();
     let mut program = checkpointed("2x1GiB").start(None);

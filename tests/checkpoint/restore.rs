@@ -239,7 +239,7 @@ fn what_is_damaged_or_not_there_does_not_come_back_and_is_told_of() {
     let mut program = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", nowhere).start(None);
     assert_eq!(program.ask("name weights 3072 0 1"), "-8 1 0");
     let log = std::fs::read_to_string(program.log()).unwrap();
-    assert!(log.contains("nothing comes back: ") && log.contains("no generation is stored there"), "{log}");
+    assert!(log.contains("nothing comes back: ") && log.contains("none: there is no such folder"), "{log}");
 }
 
 #[test]

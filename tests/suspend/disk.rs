@@ -433,6 +433,10 @@ fn a_misspelt_word_makes_no_folder_and_the_answer_names_the_one_that_was_meant()
     let ended = gpupool(&program, &format!("{} {}", to_folder(folder.path()), program.pid()));
     let said = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert!(said.contains(&format!("left the GPUs for {}", folder.path().display())), "{said}");
+    // Its own folder in there nobody is told of, but by whoever is asked for the one around it.
+    let ended = gpupool(&program, &format!("store list {}", folder.path().display()));
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(said.contains(&format!("{}/suspended-", folder.path().display())), "{said}");
     told(&program, "resume");
     is_right(&mut program);
     ends_well(program);

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use gpupool_config::format_size;
 use gpupool_machine::Host;
+use simmachine::settings::Settings;
 
 use super::step::{Expect, Step};
 use super::workshop::Workshop;
@@ -33,10 +34,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The real GPUs, or simulated ones: those asked for, else 4 × 32 GiB.
+    /// The real GPUs, or simulated ones: those asked for, or of the `gpupool sim` around this command, else 4 × 32 GiB.
     ///
     /// The driver is asked by a child: a process that has called `cuInit` keeps the GPUs' attention until it ends.
     pub fn find(workshop: &Workshop, asked: Option<&str>) -> Result<Machine, Failure> {
+        let around = if asked.is_none() { around()? } else { None };
+        let asked = asked.or(around.as_deref());
         if asked.is_none() {
             let real = Machine { simulated: None, gpus: Vec::new(), host: available() };
             // Any error means that there is no GPU to show this on, and what follows says what is used instead.
@@ -145,6 +148,28 @@ impl fmt::Display for Machine {
         }
         Ok(())
     }
+}
+
+/// The GPUs of the `gpupool sim` that this command runs in, which would be taken for real ones; `None` outside of any. They are made
+/// anew for the steps, so that what else runs in there takes nothing of them.
+fn around() -> Result<Option<String>, Failure> {
+    let variable = |name: &str| std::env::var(name).ok();
+    // `gpupool sim` gives it to whatever it starts, and no driver of a GPU knows it.
+    if variable("SIMCUDA_MACHINE").is_none() {
+        return Ok(None);
+    }
+    let gpus = Settings::read(variable).map_err(Failure::usage)?.gpus;
+    let words: Vec<String> = gpus.iter().map(|bytes| format!("1x{}", in_words(*bytes))).collect();
+    let same = gpus.windows(2).all(|pair| pair[0] == pair[1]);
+    Ok(match (gpus.first(), same) {
+        (Some(bytes), true) => Some(format!("{}x{}", gpus.len(), in_words(*bytes))),
+        _ => Some(words.join(",")),
+    })
+}
+
+/// A size as a user writes it.
+fn in_words(bytes: u64) -> String {
+    if bytes.is_multiple_of(GIB) { format!("{}GiB", bytes / GIB) } else { format!("{}MiB", bytes >> 20) }
 }
 
 /// Rounded down to whole GiB, for numbers that can be read.

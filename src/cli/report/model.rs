@@ -22,5 +22,5 @@ pub use map::Moment;
 pub use moves::Moves;
 pub use pinned::Pinned;
 pub use process::{Context, End, ModuleGroup, ModuleSum, NEAR_AND_FAR, Process, SiteSum};
-pub use refusals::Refusal;
+pub use refusals::{BySetting, Refusal, SettingThatRefuses};
 pub use timeline::Timeline;

@@ -18,6 +18,20 @@ fn every_step_shows_what_it_is_there_to_show() {
     }
 }
 
+#[test]
+fn within_a_simulated_machine_its_gpus_are_shown_and_not_taken_for_real_ones() {
+    let gpupool_itself = env!("CARGO_BIN_EXE_gpupool");
+    for (gpus, told) in
+        [("3x2GiB", "3 simulated GPUs of 2.0 GiB, "), ("1x3GiB,1x2560MiB", "2 simulated GPUs of 3.0 GiB and 2.5 GiB, ")]
+    {
+        let output = output(gpupool().args(["sim", "--gpus", gpus, "--", gpupool_itself, "demo"]));
+        let text = stdout(&output);
+        assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
+        assert!(text.starts_with(told), "{text}");
+        assert!(text.contains(&format!("$ gpupool sim --gpus {gpus} -- ./two_arrays ")), "{text}");
+    }
+}
+
 /// As `| head` does.
 #[test]
 fn a_reader_that_leaves_ends_it_quietly() {

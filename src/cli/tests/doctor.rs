@@ -272,6 +272,7 @@ fn settings_are_judged_as_the_library_would() {
         ("GPUPOOL_CONTEXTS", "deny", "broken", "GPUPOOL_CONTEXT_DEVICES"),
         ("GPUPOOL_MODE", "off", "finding", "nothing is intercepted"),
         ("GPUPOOL_FREE", "lazy", "fine", "as follows"),
+        ("GPUPOOL_LIMIT", "1", "finding", "GPUPOOL_LIMIT=1: 1 byte, as there is no unit; write 1GiB if"),
         ("GPUPOOL_LIMIT", "10", "finding", "GPUPOOL_LIMIT=10: 10 bytes, as there is no unit; write 10GiB if"),
         ("GPUPOOL_HOST_LIMIT", "0", "fine", "as follows"),
     ] {

@@ -286,6 +286,54 @@ fn memory_that_was_far_is_told_over_time_with_who_paid_for_it() {
     );
 }
 
+/// A sentence is not cut in its middle, where the setting stands that would change it.
+#[test]
+fn why_memory_was_not_moved_is_told_whole() {
+    let why = "GPUPOOL_MOVE_AT_ONCE holds for so little of it at a time, and it reads each of these bytes about once, so that moving would bring little";
+    let fields = format!(
+        r#""home":0,"function":"softmax","launches":640,"on_peers":9000,"on_host":0,"timed":9,"passes":31.5,"lost":4.0,"why":"{why}""#
+    );
+    let reader = START
+        .replace("process.start", "tier.reader")
+        .replace(r#""version":"0.1.0","mode":"pool","exe":"/bin/x""#, &fields);
+    let log = log_of(format!("{START}\n{reader}\n").as_bytes());
+    for columns in ["60", "80", "120"] {
+        let text = stdout(&output(gpupool().arg("report").arg(log.path()).env("COLUMNS", columns)));
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(&format!("not moved because {why}")), "{columns}: {text}");
+    }
+}
+
+/// Those that a setting had refused were no lack of memory, and are told all the same.
+#[test]
+fn out_of_memory_that_a_setting_said_names_it() {
+    let refused = |why: &str, bytes: u64| {
+        let fields = format!(r#""home":1,"bytes":{bytes},"why":"{why}""#);
+        START
+            .replace("process.start", "pool.refuse")
+            .replace(r#""version":"0.1.0","mode":"pool","exe":"/bin/x""#, &fields)
+    };
+    // What the pool had no room for, the driver may have had.
+    let lines = [START.to_owned(), refused("soft", 5 << 20), refused("full", 7 << 20), refused("soft", 1000 << 20)];
+    let log = log_of((lines.join("\n") + "\n").as_bytes());
+    let text = stdout(&output(gpupool().args(["report", "--oom"]).arg(log.path())));
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let expected =
+        "pid 7 2 refusals by GPUPOOL_SOFT_OOM, the last at 0 s for 1000.0 MiB on GPU 1: once before GPU 1 overflows";
+    assert!(words.contains(expected) && words.contains("needs GPUPOOL_SOFT_OOM=off"), "{text}");
+    assert!(!text.contains("was told OUT_OF_MEMORY"), "{text}");
+    let json = stdout(&output(gpupool().args(["report", "--json"]).arg(log.path())));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let told = &json["processes"][0]["refusals"];
+    assert_eq!((&told["times"], &told["by_setting"][0]["setting"]), (&0.into(), &"GPUPOOL_SOFT_OOM".into()), "{told}");
+    assert_eq!(told["by_setting"][0]["times"], 2, "{told}");
+    assert_eq!(told["by_setting"][0]["last"]["bytes"], 1000u64 << 20, "{told}");
+
+    let log = log_of(format!("{START}\n{}\n", refused("full", 7 << 20)).as_bytes());
+    let text = stdout(&output(gpupool().args(["report", "--oom"]).arg(log.path())));
+    assert!(text.contains("no process of these logs was told OUT_OF_MEMORY"), "{text}");
+}
+
 /// Whoever names a log expects something in it.
 #[test]
 fn a_log_without_a_record_is_an_error() {

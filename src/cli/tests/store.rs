@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use gpupool_store::{About, Meta, Options, Process, Writer};
+use gpupool_store::{About, JobWriter, Meta, Options, Process, Writer, rank_folder};
 
 use crate::common::{gpupool, output, stderr, stdout};
 
@@ -85,6 +85,69 @@ fn what_is_wrong_is_named_and_verify_fails() {
     assert!(listed.contains("9, and this gpupool reads up to 2"), "{listed}");
     let nothing = store("list", &folder.path().join("nowhere"), &[]);
     assert_eq!(nothing.status.code(), Some(1));
-    let expected = format!("gpupool: store: {}/nowhere: no generation is stored there\n", folder.path().display());
+    let expected = format!("gpupool: store: {}/nowhere: there is no such folder\n", folder.path().display());
     assert_eq!(stderr(&nothing), expected);
+}
+
+/// An image of a job of two ranks.
+fn job() -> tempfile::TempDir {
+    let around = tempfile::tempdir().unwrap();
+    let writer = JobWriter::create(around.path()).unwrap();
+    let rank = |rank: u32| {
+        let process = Process { pid: 4711 + rank, started: 1, command: "python train.py".to_owned() };
+        let meta = Meta { process, host: "node-3".to_owned(), gpupool: "0.2.0".to_owned(), ..Meta::default() };
+        let options = Options { threads: 1, ..Options::default() };
+        let writer = Writer::create(&rank_folder(around.path(), rank), meta, options).unwrap();
+        let about = About { id: 1, address: 0x7f00_0000_0000, bytes: 40_000, home: Some(rank), ..About::default() };
+        writer.write(writer.block(about).unwrap(), 0, &[7; 40_000]).unwrap();
+        (rank, writer.finish().unwrap().generation)
+    };
+    let ranks = [rank(0), rank(1)];
+    writer.finish(&ranks, Vec::new(), None).unwrap();
+    around
+}
+
+#[test]
+fn a_jobs_image_is_shown_by_its_ranks() {
+    let folder = job();
+    let shown = store("show", folder.path(), &[]);
+    assert_eq!((shown.status.code(), stderr(&shown)), (Some(0), String::new()));
+    let text = stdout(&shown);
+    assert!(text.starts_with("generation 1 of a job, written ") && text.contains("of 2 ranks"), "{text}");
+    let has = |words: &[&str]| text.lines().any(|line| words.iter().all(|word| line.contains(word)));
+    assert!(has(&["0", "1", "4711", "node-3", "python train.py"]) && has(&["1", "4712", "node-3"]), "{text}");
+    let shown = stdout(&store("show", folder.path(), &["--json", "--generation", "1"]));
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!((&shown["generation"], &shown["ranks"][1]["rank"]), (&1.into(), &1.into()), "{shown}");
+    let absent = store("show", folder.path(), &["--generation", "7"]);
+    assert_eq!(absent.status.code(), Some(1));
+    assert!(stderr(&absent).contains("the job has no generation 7; "), "{}", stderr(&absent));
+}
+
+#[test]
+fn where_nothing_is_stored_folders_in_it_that_have_something_are_named() {
+    let around = tempfile::tempdir().unwrap();
+    let path = around.path().display();
+    for action in ["list", "show", "verify"] {
+        let nothing = store(action, around.path(), &[]);
+        assert_eq!((nothing.status.code(), stdout(&nothing)), (Some(1), String::new()), "{action}");
+        let expected = format!("gpupool: store: {path}: no generation is stored there\n");
+        assert_eq!(stderr(&nothing), expected, "{action}");
+    }
+    assert_eq!(stdout(&store("list", around.path(), &["--json"])), "[]\n");
+
+    let image = folder();
+    std::fs::rename(image.path(), around.path().join("suspended-1")).unwrap();
+    std::fs::create_dir(around.path().join("other")).unwrap();
+    for action in ["list", "show", "verify"] {
+        let nothing = store(action, around.path(), &[]);
+        assert_eq!((nothing.status.code(), stdout(&nothing)), (Some(1), String::new()), "{action}");
+        let expected = format!(
+            "gpupool: store: {path}: no generation is stored there; name the folder in it that has some: {path}/suspended-1\n"
+        );
+        assert_eq!(stderr(&nothing), expected, "{action}");
+        let nowhere = store(action, std::path::Path::new("/no/such/folder"), &[]);
+        assert_eq!(nowhere.status.code(), Some(1), "{action}");
+        assert_eq!(stderr(&nowhere), "gpupool: store: /no/such/folder: there is no such folder\n", "{action}");
+    }
 }

@@ -120,6 +120,7 @@ pub enum Step {
 /// See the module.
 pub struct State {
     host: String,
+    host_memory: Option<u64>,
     interval: Duration,
     colours: bool,
     now: u64,
@@ -142,6 +143,7 @@ impl State {
         let filter = filter.to_owned();
         Self {
             host,
+            host_memory: None,
             interval,
             colours,
             now: 0,
@@ -154,6 +156,11 @@ impl State {
             chosen: None,
             screen: Screen::List,
         }
+    }
+
+    /// With what this machine has of host memory, where that is known: no process's page tells.
+    pub fn with_host_memory(self, host_memory: Option<u64>) -> Self {
+        Self { host_memory, ..self }
     }
 
     /// Takes in what a look found at `now`, in microseconds since the epoch, so long after the one before.
@@ -231,6 +238,10 @@ impl State {
 
     pub fn host(&self) -> &str {
         &self.host
+    }
+
+    pub fn host_memory(&self) -> Option<u64> {
+        self.host_memory
     }
 
     pub fn interval(&self) -> Duration {

@@ -391,12 +391,42 @@ fn gpus_are_one_by_what_they_are_and_not_by_their_number() {
     other.told.levels.gpus.rows.remove(0);
     other.told.levels.gpus.rows[0].ordinal = 0;
     let mut state = state();
-    state.update(look(vec![listed(1, "train"), other]), NOW, None);
+    state.update(look(vec![listed(1, "train"), other.clone()]), NOW, None);
     let text = screen(&mut state, 80, 20);
-    assert!(text.contains("gpu0 ") && text.contains("120.0 GiB of 140.0 GiB\n"), "{text}");
-    let shared =
-        text.lines().find(|line| line.ends_with("  24.0 GiB of 140.0 GiB")).unwrap_or_else(|| panic!("{text}"));
-    assert!(shared.starts_with("GPU"), "it has no one number: {shared}");
+    let named = |text: &str, bytes: &str| {
+        let line = text.lines().find(|line| line.ends_with(&format!("  {bytes} of 140.0 GiB")));
+        line.unwrap_or_else(|| panic!("{text}")).split_whitespace().next().unwrap_or_default().to_owned()
+    };
+    let (first, shared) = (named(&text, "120.0 GiB"), named(&text, "24.0 GiB"));
+    assert!(first.starts_with("GPU-") && shared.starts_with("GPU-"), "no number is of one GPU: {text}");
+    assert_ne!(first, shared, "{text}");
+    assert_eq!(shared, "GPU-02020202-0202-0202-0202-020202020202", "as ps has it: {text}");
+    assert_ne!(named(&screen(&mut state, 60, 20), "120.0 GiB"), named(&screen(&mut state, 60, 20), "24.0 GiB"));
+
+    // Two programs that see one GPU each, which each calls GPU 0.
+    let mut one = small(1, "one", 3);
+    one.told.levels.gpus.rows.truncate(1);
+    state.update(look(vec![one, other]), NOW, None);
+    let text = screen(&mut state, 80, 20);
+    let (first, shared) = (named(&text, "3.0 GiB"), named(&text, "4.0 GiB"));
+    assert!(first.starts_with("GPU-") && shared.starts_with("GPU-") && first != shared, "{text}");
+}
+
+#[test]
+fn the_host_has_no_more_than_the_machine() {
+    let rows = || look(vec![listed(1, "train"), listed(2, "serve"), listed(3, "other")]);
+    let host =
+        |state: &State| once(state, 60).lines().find(|line| line.starts_with("host0")).unwrap_or_default().to_owned();
+    let mut unknown = state();
+    unknown.update(rows(), NOW, None);
+    assert!(host(&unknown).ends_with("  30.0 GiB of 768.0 GiB"), "{}", host(&unknown));
+    let mut known = state().with_host_memory(Some(500 * GIB));
+    known.update(rows(), NOW, None);
+    assert!(host(&known).ends_with("  30.0 GiB of 500.0 GiB"), "{}", host(&known));
+    // Limits that are less than the machine has are what there is.
+    let mut large = state().with_host_memory(Some(1000 * GIB));
+    large.update(rows(), NOW, None);
+    assert!(host(&large).ends_with("  30.0 GiB of 768.0 GiB"), "{}", host(&large));
 }
 
 #[test]

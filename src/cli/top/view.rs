@@ -12,6 +12,7 @@ use ratatui::widgets::{Clear, Paragraph, Row, StatefulWidget, Table, TableState,
 
 use super::rates::Rates;
 use super::state::{Screen, Shown, State};
+use crate::pages;
 use crate::terminal::{self, clean, columns, shorten, wrap};
 use crate::words;
 
@@ -19,8 +20,12 @@ use crate::words;
 pub const NARROWEST: u16 = 60;
 /// Findings below the list.
 const FINDINGS: usize = 5;
-/// What stands in front of a bar.
+/// What stands in front of a bar, with the space behind it. UUIDs have more, as far as the bar can spare it.
 const NAME: usize = 12;
+/// A UUID as NVIDIA writes it, and the space behind it.
+const UUID: usize = 41;
+/// What a bar keeps beside a UUID.
+const SHORTEST: usize = 14;
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
@@ -140,25 +145,25 @@ struct Machine {
     held: u64,
     /// Beside what is held.
     own: u64,
-    /// The memory of a GPU, and where that is not known, as of the host, what all processes may take together.
+    /// The memory of a GPU, and where that is not known, as of the host, what all processes may take together: of the host no more
+    /// than it has.
     of: u64,
 }
 
-/// Places of the machine: GPUs by what they are, since each program may number them in its own way.
+/// Places of the machine: GPUs by what they are, since each program may number them in its own way. Where they do so, no number names
+/// one GPU, not even one that only a single program sees: then all of them have their UUIDs here, as in `gpupool ps`.
 fn places(state: &State) -> Vec<Machine> {
-    let mut merged: BTreeMap<(bool, String, String), (Vec<String>, Machine)> = BTreeMap::new();
+    let by_uuid = pages::differently_numbered(state.rows().iter().map(Shown::told));
+    let mut merged: BTreeMap<(bool, String), Machine> = BTreeMap::new();
     for row in state.rows() {
         let levels = &row.told().levels;
         for place in &levels.places.rows {
             let gpu = levels.gpu(place.number).filter(|_| place.is_gpu());
-            let uuid = gpu.and_then(|gpu| gpu.uuid_text()).unwrap_or_default();
-            // Without it nobody knows which GPU a number is: those of one number are taken for one.
-            let name = place.name();
-            let key =
-                if uuid.is_empty() { (!place.is_gpu(), name.clone(), uuid) } else { (false, String::new(), uuid) };
-            let empty = Machine { name: String::new(), used: 0, held: 0, own: 0, of: 0 };
-            let (names, machine) = merged.entry(key).or_insert((Vec::new(), empty));
-            names.push(name);
+            // Without its UUID nobody knows which GPU a number is: those of one number are taken for one.
+            let uuid = gpu.filter(|_| by_uuid).and_then(|gpu| gpu.uuid_text());
+            let name = uuid.unwrap_or_else(|| place.name());
+            let empty = Machine { name: name.clone(), used: 0, held: 0, own: 0, of: 0 };
+            let machine = merged.entry((!place.is_gpu(), name)).or_insert(empty);
             machine.used = machine.used.saturating_add(place.used);
             machine.held = machine.held.saturating_add(place.held);
             machine.own = machine.own.saturating_add(place.own);
@@ -166,14 +171,13 @@ fn places(state: &State) -> Vec<Machine> {
                 Some(gpu) => machine.of.max(gpu.total),
                 None => machine.of.saturating_add(place.limit),
             };
+            // Each process may take its limit as long as the others do not, so that the sum may be more than there is.
+            if let Some(installed) = state.host_memory().filter(|_| place.on_host) {
+                machine.of = machine.of.min(installed);
+            }
         }
     }
-    let named = merged.into_iter().map(|((_, _, uuid), (names, machine))| {
-        let same = names.iter().all(|name| Some(name) == names.first());
-        let name = if same { names.into_iter().next().unwrap_or_default() } else { uuid };
-        Machine { name, ..machine }
-    });
-    let mut places: Vec<Machine> = named.collect();
+    let mut places: Vec<Machine> = merged.into_values().collect();
     places.sort_by(|one, other| {
         let kind = |name: &str| ["host", "disk"].iter().position(|kind| name.starts_with(kind)).map_or(0, |at| 1 + at);
         let rank = |name: &str| (kind(name), name.len(), name.to_owned());
@@ -211,7 +215,7 @@ struct Bar {
 }
 
 impl Bar {
-    fn line(&self, state: &State, length: usize) -> Line<'static> {
+    fn line(&self, state: &State, name: usize, length: usize) -> Line<'static> {
         let taken = self.held.max(self.used).saturating_add(self.own);
         let cells = |bytes: u64| {
             let cells = (bytes as f64 / self.of.max(1) as f64 * length as f64).round() as usize;
@@ -224,7 +228,7 @@ impl Bar {
         let is_full = self.of > 0 && taken as f64 >= self.of as f64 * 0.97;
         let colour = coloured(state, if is_full { Color::Red } else { Color::Green });
         Line::from(vec![
-            Span::raw(format!("{:<NAME$}", shorten(&self.name, NAME - 1))),
+            Span::raw(format!("{:<name$}", shorten(&self.name, name - 1))),
             Span::styled("█".repeat(used), colour),
             Span::styled("▒".repeat(held - used), colour),
             Span::styled("▓".repeat(all - held), coloured(state, Color::Blue)),
@@ -237,8 +241,12 @@ impl Bar {
 /// Bars of one length, with what stands beside them.
 fn bar_lines(state: &State, bars: &[Bar], width: usize) -> Vec<Line<'static>> {
     let words = bars.iter().map(|bar| columns(&bar.words)).max().unwrap_or(0);
-    let length = width.saturating_sub(NAME + 2 + words).max(4);
-    bars.iter().map(|bar| bar.line(state, length)).collect()
+    let names = bars.iter().map(|bar| columns(&bar.name)).max().unwrap_or(0);
+    // A UUID is what ps and nvidia-smi -L have as well, so it is cut in its middle only where the bar would all but vanish.
+    let most = width.saturating_sub(2 + words + SHORTEST);
+    let name = (names + 1).clamp(NAME, most.clamp(NAME, UUID));
+    let length = width.saturating_sub(name + 2 + words).max(4);
+    bars.iter().map(|bar| bar.line(state, name, length)).collect()
 }
 
 /// One column of the list.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::parts::{PARTS, seconds_per_part};
 use super::{holders, moves, pinned};
-use crate::report::model::{Context, GrownSum, Process, Refusal, Timeline};
+use crate::report::model::{BySetting, Context, GrownSum, Process, Refusal, SettingThatRefuses, Timeline};
 
 /// Everything that is known of a process.
 pub fn object(process: &Process, label: &str) -> Value {
@@ -58,7 +58,8 @@ pub fn object(process: &Process, label: &str) -> Value {
         "lenders": {"awake": process.kept_awake, "asleep": process.left_asleep()},
         "memory": {"seconds_per_part": seconds_per_part(end), "all": all, "places": levels, "held": held, "labels": named, "residence": residence},
         "grown": process.grown.sites().into_iter().map(grown).collect::<Vec<_>>(),
-        "refusals": {"times": process.refusals.times, "told": process.refusals.all().map(|one| refusal(process, one)).collect::<Vec<_>>()},
+        "refusals": {"times": process.refusals.times, "told": process.refusals.all().map(|one| refusal(process, one)).collect::<Vec<_>>(),
+            "by_setting": process.refusals.by_setting.iter().map(|(setting, told)| by_setting(process, *setting, told)).collect::<Vec<_>>()},
         "holders": holders::object(&process.holders), "moves": moves::object(&process.moves), "far": readers,
         "given": given,
         "pinned": pinned::object(&process.pinned, end),
@@ -71,6 +72,11 @@ fn grown((site, sum): (&Site, GrownSum)) -> Value {
 
 fn refusal(process: &Process, refusal: &Refusal) -> Value {
     json!({"seconds": refusal.t - process.origin(), "told": refusal.told})
+}
+
+fn by_setting(process: &Process, setting: SettingThatRefuses, told: &BySetting) -> Value {
+    let BySetting { times, last, bytes, home } = told;
+    json!({"setting": setting.name(), "times": times, "last": {"seconds": last - process.origin(), "bytes": bytes, "gpu": home}})
 }
 
 fn context(context: &Context) -> Value {

@@ -313,6 +313,7 @@ impl Process {
             Event::TierSwap(swap) => self.moves.swap(record.t - self.origin(), swap),
             Event::TierStop(stop) => self.moves.stop(stop, &mut self.more),
             Event::TierTotal(total) => self.moves.total = Some(total),
+            Event::PoolRefuse(refused) => self.refusals.of_pool(record.t, &refused),
             Event::OutOfMemory(told) => self.refusals.add(record.t, told),
             Event::PoolRepack(repack) => self.moves.repack(&repack),
             Event::RecallGive(gave) => {

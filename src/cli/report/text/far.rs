@@ -6,7 +6,7 @@ use gpupool_events::TierReader;
 use super::chart::chart;
 use super::rows::{BELOW, CONTEXT_ROWS, FOLDED, show};
 use crate::report::model::{Logs, NEAR_AND_FAR, together};
-use crate::terminal::{Page, Table};
+use crate::terminal::{Page, Table, clean, width, wrap};
 use crate::words;
 
 /// Functions that are shown of each process.
@@ -83,7 +83,8 @@ fn folded(readers: Vec<(Vec<usize>, TierReader)>) -> Vec<(Vec<usize>, TierReader
 }
 
 fn below(reader: &TierReader) -> Vec<String> {
-    let mut below = vec![format!("not moved because {}", reader.why)];
+    // A sentence, in which the setting that is why must not be cut out.
+    let mut below = wrap(&clean(&format!("not moved because {}", reader.why)), width() - BELOW);
     below.extend(reader.site.as_ref().map(ToString::to_string));
     below
 }

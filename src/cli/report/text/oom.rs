@@ -4,8 +4,8 @@ use gpupool_config::format_size;
 use gpupool_events::{HolderAtRefusal, OutOfMemory, PlaceAtRefusal};
 
 use super::rows::{BELOW, CONTEXT_ROWS, ROWS, show};
-use crate::report::model::{Logs, Process, Refusal, labels};
-use crate::terminal::{Page, Table, width};
+use crate::report::model::{BySetting, Logs, Process, Refusal, SettingThatRefuses, labels};
+use crate::terminal::{Page, Table, clean, width, wrap};
 use crate::words;
 
 /// Processes that are told of in full: the ranks of a job run out of memory alike.
@@ -21,7 +21,8 @@ pub fn page(logs: &Logs, colours: bool) -> String {
         section(&mut page, process, label);
     }
     others(&mut page, refused.get(FULL..).unwrap_or_default());
-    if refused.is_empty() && !logs.processes.is_empty() {
+    let is_told = by_settings(&mut page, logs, &labels);
+    if refused.is_empty() && !is_told && !logs.processes.is_empty() {
         page.heading("Out of memory");
         page.entry(
             "  ",
@@ -31,6 +32,36 @@ pub fn page(logs: &Logs, colours: bool) -> String {
     }
     super::problems::missing(&mut page, logs, &labels);
     page.into_text()
+}
+
+/// Requests that a setting had refused, while there was room: whether there are any.
+fn by_settings(page: &mut Page, logs: &Logs, labels: &[String]) -> bool {
+    let all = logs.processes.iter().zip(labels);
+    let all = all.flat_map(|(process, label)| process.refusals.by_setting.iter().map(move |it| (process, label, it)));
+    let all: Vec<_> = all.collect();
+    if all.is_empty() {
+        return false;
+    }
+    page.heading("Out of memory because of a setting");
+    for (process, label, (setting, BySetting { times, last, bytes, home })) in all.iter().take(ROWS) {
+        let (times, name) = (words::count(*times, "refusal", "refusals"), setting.name());
+        let at = words::time(last - process.origin());
+        let why = match setting {
+            SettingThatRefuses::SoftOom => format!(
+                "once before GPU {home} overflows, so that a program that caches returns its cache and asks again; one that does not ask \
+                 again needs {name}=off"
+            ),
+            SettingThatRefuses::FarLimit => format!(
+                "as more of the time than that is lost by reading what lies far from GPU {home} already; a higher one, or off, lets more lie far"
+            ),
+        };
+        let what = format!("{times} by {name}, the last at {at} for {} on GPU {home}", format_size(*bytes));
+        page.entry(&format!("  {label} "), &format!("{what}: {why}"));
+    }
+    if all.len() > ROWS {
+        page.line(&format!("  {} more; --json has them", all.len() - ROWS));
+    }
+    true
 }
 
 /// A line for each of the other processes.
@@ -154,7 +185,8 @@ fn places(page: &mut Page, places: &[PlaceAtRefusal]) {
             if place.total.is_some() { known(place.others) } else { String::new() },
             known(place.free),
         ];
-        let mut below: Vec<String> = place.out.as_deref().map(out).into_iter().collect();
+        let mut below: Vec<String> =
+            place.out.as_deref().map_or_else(Vec::new, |why| wrap(&clean(&out(why)), width() - BELOW));
         let kept = place.held.saturating_sub(place.used);
         if kept > 0 {
             below.push(format!("and {} of freed memory that the pool still held", format_size(kept)));
