@@ -362,14 +362,14 @@ fn what_a_limit_keeps_is_told_with_the_setting_that_says_so() {
             "8MiB",
             "host",
             "host_limit",
-            "host0 lacks 4.0 MiB for it: GPUPOOL_HOST_LIMIT allows 8.0 MiB",
+            "host0 has no room for it: GPUPOOL_HOST_LIMIT allows 8.0 MiB",
         ),
         (
             "GPUPOOL_LIMIT",
             "1:8MiB",
             "peers",
             "gpu_limit",
-            "gpu1 lacks 4.0 MiB for it: GPUPOOL_LIMIT allows 8.0 MiB of GPU 1",
+            "gpu1 has no room for it: GPUPOOL_LIMIT allows 8.0 MiB of GPU 1",
         ),
     ];
     for (setting, value, to, cause, said) in cases {

@@ -94,7 +94,7 @@ fn what_the_program_made_itself_stays_where_the_host_may_have_no_more_of_it() {
     let [bytes, stayed] = ["bytes", "stayed_bytes"].map(|key| left[key].as_u64().unwrap_or(0));
     assert!(bytes > 0 && stayed > 0 && bytes + stayed == 64 * MIB, "{left}");
     let found = findings(&program);
-    assert_eq!(found.iter().map(|(cause, _)| cause.as_str()).collect::<Vec<_>>(), ["own"], "{found:?}");
+    assert_eq!(found.iter().map(|(cause, _)| cause.as_str()).collect::<Vec<_>>(), ["host_limit"], "{found:?}");
     told(&program, "resume");
     is_right(&mut program, "check");
     program.ask("drop");

@@ -266,7 +266,7 @@ pub fn bring_back(
         match by_hand::move_behind(driver, opened, address, bytes, from, asked, stop) {
             Ok(()) => moved += bytes,
             Err(unplaced) => {
-                *why = Some(Why::own(&unplaced, from, bytes));
+                *why = Some(Why::own(&unplaced, from));
                 stayed += bytes;
             }
         }

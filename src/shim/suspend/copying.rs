@@ -151,7 +151,7 @@ pub fn keep(
     }
     let room = allowed.min(there).saturating_sub(own);
     // Of what lacks room, the limit is the reason unless the host has less.
-    let lacks = |missing| if allowed <= there { Why::limited(first, missing) } else { Why::full(first, missing) };
+    let lacks = |missing| if allowed <= there { Why::limited(first, Some(missing)) } else { Why::full(first, missing) };
     let (ranges, plain, full) = placed(ranges, room, lacks, kept::make);
     if ranges.is_empty() {
         return Ok((None, full));

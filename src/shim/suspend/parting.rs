@@ -112,7 +112,7 @@ pub fn leave(
         let mut has_gone = |to: Place, gone: Result<(), Unplaced>| match gone {
             Ok(()) => true,
             Err(unplaced) => {
-                why = why.clone().and(Why::own(&unplaced, to, bytes));
+                why = why.clone().and(Why::own(&unplaced, to));
                 false
             }
         };

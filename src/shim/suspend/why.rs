@@ -36,9 +36,12 @@ impl Why {
         Self::new(ROOM, format!("{place} lacks {} for it", format_size(missing)))
     }
 
-    /// The limit of a place leaves it so much less than this would take: the setting is named that says so, where one does.
-    pub fn limited(place: Place, missing: u64) -> Self {
-        let lacks = format!("{place} lacks {} for it", format_size(missing));
+    /// The limit of a place leaves no room for this, or so much less than it would take: the setting is named that says so, where one does.
+    pub fn limited(place: Place, missing: Option<u64>) -> Self {
+        let lacks = match missing {
+            Some(missing) => format!("{place} lacks {} for it", format_size(missing)),
+            None => format!("{place} has no room for it"),
+        };
         match (place, terms::said_limit(place)) {
             (Place::Host(_), Some(limit)) => Self::new(
                 HOST_LIMIT,
@@ -51,7 +54,7 @@ impl Why {
             (Place::Gpu(gpu), Some(limit)) => {
                 Self::new(GPU_LIMIT, format!("{lacks}: GPUPOOL_LIMIT allows {} of GPU {gpu}", format_size(limit)))
             }
-            _ => Self::full(place, missing),
+            _ => Self::new(ROOM, lacks),
         }
     }
 
@@ -85,12 +88,13 @@ impl Why {
         Self::new("ill", "it lies on a GPU that had a grave error")
     }
 
-    /// Of so many bytes of the program's own that were to go to a place.
-    pub fn own(unplaced: &Unplaced, place: Place, bytes: u64) -> Self {
+    /// Of what the program made itself and was to go to a place.
+    pub fn own(unplaced: &Unplaced, place: Place) -> Self {
         match unplaced {
-            Unplaced::NoRoom => Self::limited(place, bytes.saturating_sub(terms::left_at(place))),
+            // What one of several handles lacks is not what all of them do, which are told together.
+            Unplaced::NoRoom => Self::limited(place, None),
             Unplaced::Refused(CuResult::OUT_OF_MEMORY) => {
-                Self::new(ROOM, format!("the driver has no {} on {place} for it", format_size(bytes)))
+                Self::new(ROOM, format!("the driver has no room for it on {place}"))
             }
             _ => Self::new("own", unplaced.in_words()),
         }
