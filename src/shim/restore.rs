@@ -337,7 +337,11 @@ pub fn judge() {
         State::Closed => (0, 0, 0, Vec::new(), Vec::new()),
     };
     let by_order = process::settings().restore_by_order == Toggle::On;
-    let what = if by_order { "blocks and named ranges" } else { "named ranges" };
+    let what = match blocks {
+        _ if by_order => "blocks and named ranges",
+        1 => "named range",
+        _ => "named ranges",
+    };
     let text = format!("{blocks} {what} came back, {} in all", format_size(bytes));
     let mut told = text.clone();
     if let [first, ..] = &left[..] {
