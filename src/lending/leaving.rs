@@ -75,7 +75,7 @@ pub struct Leaving {
     pause: Duration,
     /// How often that was waited for twice as long as at first.
     doubled: u32,
-    /// How many tries were in vain since something is to leave, and how long they took in all.
+    /// How many tries were in vain since that was taken, and how long they took in all.
     vain: (u32, Duration),
     /// Nothing is tried before.
     next: Option<Instant>,
@@ -89,11 +89,8 @@ impl Leaving {
 
     /// So many bytes are to leave this GPU for those, with what is to leave it already.
     pub fn begin(&mut self, gpu: u32, whom: Whom, bytes: u64, now: Instant) {
-        if self.all.is_empty() {
-            self.vain = (0, Duration::ZERO);
-            if self.next.is_none_or(|next| now >= next + LONGEST) {
-                (self.pause, self.doubled, self.next) = (Duration::ZERO, 0, None);
-            }
+        if self.all.is_empty() && self.next.is_none_or(|next| now >= next + LONGEST) {
+            (self.pause, self.doubled, self.next) = (Duration::ZERO, 0, None);
         }
         let Some(entry) = self.all.get_mut(&gpu) else {
             self.all.insert(gpu, Entry { whom, bytes, empty: None, is_told: false });
@@ -153,6 +150,12 @@ impl Leaving {
     /// How many tries were in vain since something is to leave, and how long they held the program up in all.
     pub fn in_vain(&self) -> (u32, Duration) {
         self.vain
+    }
+
+    /// The same, once nothing is to leave any more: what was to may have been taken back before anybody looked. They are counted anew from then on.
+    pub fn take_in_vain(&mut self) -> Option<(u32, Duration)> {
+        let is_over = self.all.is_empty() && self.vain.0 > 0;
+        is_over.then(|| std::mem::take(&mut self.vain))
     }
 
     /// It was tried, and something of it has left or not; when the next try is, at the earliest.
@@ -217,6 +220,21 @@ mod tests {
         tries
     }
 
+    /// Who was about to come is seen there, or does not come, behind a try in vain: that is told all the same, with what those cost for whom it is tried next.
+    #[test]
+    fn tries_in_vain_are_counted_until_nothing_is_to_leave_and_told_once() {
+        let (mut leaving, now) = (Leaving::new(), Instant::now());
+        leaving.begin(2, Whom::Comer, 7, now);
+        leaving.tried(now, now + seconds(1), false);
+        assert_eq!(leaving.take_in_vain(), None);
+        leaving.retain(|_, whom| *whom != Whom::Comer);
+        leaving.begin(2, strangers(&[4711]), 7, now + seconds(2));
+        leaving.tried(now + seconds(2), now + seconds(4), false);
+        assert_eq!((leaving.take_in_vain(), leaving.in_vain()), (None, (2, seconds(3))));
+        leaving.retain(|_, _| false);
+        assert_eq!((leaving.take_in_vain(), leaving.take_in_vain()), (Some((2, seconds(3))), None));
+    }
+
     #[test]
     fn what_does_not_leave_is_tried_again_until_it_has_and_more_and_more_seldom() {
         let begun = Instant::now();
@@ -245,7 +263,7 @@ mod tests {
         leaving.note(1, false, end + LATE);
         assert_eq!((leaving.all(), leaving.wait(end)), (Vec::new(), None));
         // What was so long ago is no matter to who comes now.
-        assert_eq!((leaving.in_vain().0, leaving.patience()), (tries.len() as u32, LATER));
+        assert_eq!((leaving.take_in_vain().unwrap().0, leaving.patience()), (tries.len() as u32, LATER));
         leaving.begin(1, Whom::Workers(None), u64::MAX, end + 2 * LONGEST);
         assert_eq!((leaving.in_vain(), leaving.patience()), ((0, Duration::ZERO), FIRST));
     }

@@ -685,7 +685,7 @@ static void close_while_running(const char *name, const Kernels *kernels, const 
     while (!atomic_load(&closing.calling))
         sched_yield();
     /* It gets the time to wait for the kernel; one that does not is answered all the same. */
-    for (int i = 0; i < 20000 && !atomic_load(&closing.done); i++)
+    for (int i = 0; i < 2000 && !atomic_load(&closing.done); i++)
         sched_yield();
     CHECK(cuStreamBeginCapture_v2(captured, 2));
     *(volatile uint32_t *)flag = 1;

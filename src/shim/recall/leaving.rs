@@ -62,9 +62,6 @@ pub(super) fn has_come(gpu: u32) {
 pub fn look() -> Option<Duration> {
     let now = Instant::now();
     let all = LEAVING.lock().all();
-    if all.is_empty() {
-        return None;
-    }
     for (gpu, _) in &all {
         let is_any = give::borrows(*gpu);
         LEAVING.lock().note(*gpu, is_any, now);
@@ -74,10 +71,8 @@ pub fn look() -> Option<Duration> {
     if !wanted.is_empty() {
         try_all(&wanted);
     }
-    let leaving = LEAVING.lock();
-    let (is_over, in_vain) = (leaving.all().is_empty(), leaving.in_vain());
-    drop(leaving);
-    if is_over && in_vain.0 > 0 {
+    let over = LEAVING.lock().take_in_vain();
+    if let Some(in_vain) = over {
         tracing::info!(
             target: "gpupool::memory", about = "stays_lent", tries = in_vain.0, held_ms = in_vain.1.as_millis() as u64,
             "nothing has to leave other GPUs for anybody any more; {}", held_up(in_vain)
