@@ -193,27 +193,45 @@ fn a_rank_leaves_a_gpu_that_it_is_lent_before_somebody_works_there() {
     assert!(gave_for(&events, "growth") >= 2 * 76 * MIB, "{events:?}");
 }
 
-/// What is kept free on a GPU is what a context takes, and `cuInit` has taken some of that.
-#[test]
-fn who_comes_behind_one_who_never_came_has_room_for_its_context() {
-    let machine = Machine::new("2x256MiB");
-    let with_contexts = |run: Run| run.env("SIMCUDA_CONTEXT_MIB", "16");
-    let borrower = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
-    let mut debtor = machine.start(with_contexts(borrower.env("GPUPOOL_RESERVE", "16MiB")));
+/// On a machine where contexts take memory.
+fn with_contexts(run: Run) -> Run {
+    run.env("SIMCUDA_CONTEXT_MIB", "16")
+}
+
+/// Works on GPU 0, where next to nothing of its memory may be; the rest goes to the others of these GPUs.
+fn borrower(machine: &Machine, devices: &str) -> Running {
+    let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", devices).env("GPUPOOL_LIMIT", "0:2MiB");
+    machine.start(with_contexts(run.env("GPUPOOL_RESERVE", "16MiB")))
+}
+
+/// Comes to GPU 1 step by step, and takes 8 MiB there by `cuInit`.
+fn slow_comer(machine: &Machine) -> Run {
+    with_contexts(machine.bare(1).arg("steps").env("SIMCUDA_INIT_MIB", "1=8"))
+}
+
+/// A borrower whose memory left GPU 1 for one that did not come after all, and is back: the GPU is full but for what is kept free, and the next sign is not believed.
+fn behind_a_false_alarm(machine: &Machine, devices: &str) -> Running {
+    let mut debtor = borrower(machine, devices);
     takes(&mut debtor, 150);
     watches(&mut debtor, 1, 26);
     machine.until(&debtor, "a loan", |page| held(page, 1) >= 170 * MIB);
-    let comer = || with_contexts(machine.bare(1).arg("steps").env("SIMCUDA_INIT_MIB", "1=8"));
-    let mut first = machine.start(comer());
+    let mut first = machine.start(slow_comer(machine));
     begins(&mut first);
     machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
     ends(first);
     says(&debtor, "nobody came to GPU 1 after all");
     machine.until(&debtor, "what had left", |page| held(page, 1) >= 170 * MIB);
-    // The GPU is full but for what is kept free.
     watches(&mut debtor, 1, 28);
     watches(&mut debtor, 1, 34);
-    let mut second = machine.start(comer());
+    debtor
+}
+
+/// What is kept free on a GPU is what a context takes, and `cuInit` has taken some of that.
+#[test]
+fn who_comes_behind_one_who_never_came_has_room_for_its_context() {
+    let machine = Machine::new("2x256MiB");
+    let debtor = behind_a_false_alarm(&machine, "0,1");
+    let mut second = machine.start(slow_comer(&machine));
     begins(&mut second);
     says(&debtor, "nobody came behind the last such sign");
     says(&debtor, "\"why\":\"reserve\"");
@@ -227,28 +245,14 @@ fn who_comes_behind_one_who_never_came_has_room_for_its_context() {
 #[test]
 fn nothing_leaves_for_a_comer_that_is_not_believed_once_one_of_ours_has_come() {
     let machine = Machine::new("3x256MiB");
-    let with_contexts = |run: Run| run.env("SIMCUDA_CONTEXT_MIB", "16");
-    let borrower = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1,2").env("GPUPOOL_LIMIT", "0:2MiB");
-    let mut debtor = machine.start(with_contexts(borrower.env("GPUPOOL_RESERVE", "16MiB")));
-    takes(&mut debtor, 150);
-    watches(&mut debtor, 1, 26);
-    machine.until(&debtor, "a loan", |page| held(page, 1) >= 170 * MIB);
-    let comer = || with_contexts(machine.bare(1).arg("steps").env("SIMCUDA_INIT_MIB", "1=8"));
-    let mut first = machine.start(comer());
-    begins(&mut first);
-    machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
-    ends(first);
-    says(&debtor, "nobody came to GPU 1 after all");
-    machine.until(&debtor, "what had left", |page| held(page, 1) >= 170 * MIB);
-    // GPU 1 is full but for what is kept free, and the rest lies on GPU 2.
-    watches(&mut debtor, 1, 28);
-    watches(&mut debtor, 1, 34);
+    let mut debtor = behind_a_false_alarm(&machine, "0,1,2");
+    // The rest lies on GPU 2.
     takes(&mut debtor, 40);
     machine.until(&debtor, "a second loan", |page| held(page, 2) >= 30 * MIB);
     let before = held(&machine.page(&debtor), 1);
     // What it uses cannot leave.
     debtor.ask("spin");
-    let mut second = machine.start(comer());
+    let mut second = machine.start(slow_comer(&machine));
     begins(&mut second);
     says(&debtor, "nobody came behind the last such sign");
     says(&debtor, "nothing of what this process has on GPU 1 for other GPUs could leave");
@@ -272,9 +276,7 @@ fn nothing_leaves_for_a_comer_that_is_not_believed_once_one_of_ours_has_come() {
 #[test]
 fn who_comes_while_nothing_can_leave_has_room_for_its_context() {
     let machine = Machine::new("2x256MiB");
-    let with_contexts = |run: Run| run.env("SIMCUDA_CONTEXT_MIB", "16");
-    let borrower = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
-    let mut debtor = machine.start(with_contexts(borrower.env("GPUPOOL_RESERVE", "16MiB")));
+    let mut debtor = borrower(&machine, "0,1");
     for mib in [150, 60, 60] {
         takes(&mut debtor, mib);
     }
