@@ -41,6 +41,7 @@ fn the_simulated_driver_answers_probes_as_moves_rely_on() {
         ("probe_markers", "connections 8"),
         ("probe_markers", "coverage"),
         ("probe_contexts", ""),
+        ("probe_grants", "8"),
         ("probe_adapters", ""),
         ("probe_room", "1"),
         ("probe_remaps", "60 3"),

@@ -65,7 +65,7 @@ pub struct UndrainArgs {
     /// Its number as nvidia-smi has it, or its UUID
     gpu: String,
     /// How long the GPUs of each program have to come to rest for that
-    #[arg(long, value_parser = time, default_value = "10s", value_name = "TIME")]
+    #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
     deadline: Duration,
     /// One JSON array
     #[arg(long)]

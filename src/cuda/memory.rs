@@ -8,8 +8,15 @@
 use crate::{Access, CuResult, Device, Driver, Location, Physical, Properties, Stream};
 use gpupool_interpose::cancel;
 use gpupool_pool::Place;
+use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// Held by whoever maps, unmaps or says who may use what is mapped. Two threads of which one gives access to a range and another gives access to the same, or maps
+/// or unmaps within it, get into each other's way in the driver (580.159.04): one of them is answered ALREADY_MAPPED, or both succeed and a GPU that was given access cannot
+/// read (`tests/programs/probe_grants.c`, RESULTS.md). Rejected: to ask again, since what succeeded says nothing of what is there; a lock for each range, since
+/// the driver does one of these calls at a time anyhow.
+static MAPPING: Mutex<()> = Mutex::new(());
 
 /// `CU_MEM_ATTACH_GLOBAL`.
 const ATTACH_GLOBAL: c_uint = 1;
@@ -59,6 +66,7 @@ impl Driver {
     /// gave.
     pub fn map(&self, address: u64, bytes: u64, handle: Physical, flags: u64) -> CuResult {
         let _sheltered = cancel::shelter();
+        let _alone = MAPPING.lock();
         // SAFETY: the call takes numbers only; the driver refuses ranges that are not reserved or not free.
         unsafe { (self.cuMemMap)(address, bytes as usize, 0, handle, flags) }
     }
@@ -66,6 +74,7 @@ impl Driver {
     /// Ends whole mappings (`cuMemUnmap`). The driver waits for nobody: the caller has made sure that no work uses the range.
     pub fn unmap(&self, address: u64, bytes: u64) -> CuResult {
         let _sheltered = cancel::shelter();
+        let _alone = MAPPING.lock();
         // SAFETY: the call takes numbers only; the driver refuses ranges that are not whole mappings.
         unsafe { (self.cuMemUnmap)(address, bytes as usize) }
     }
@@ -73,6 +82,7 @@ impl Driver {
     /// Says who may use a mapped range (`cuMemSetAccess`), besides whoever was allowed before.
     pub fn set_access(&self, address: u64, bytes: u64, list: &[Access]) -> CuResult {
         let _sheltered = cancel::shelter();
+        let _alone = MAPPING.lock();
         // SAFETY: the list, of the C struct with numbers for enums, outlives the call.
         unsafe { (self.cuMemSetAccess)(address, bytes as usize, list.as_ptr(), list.len()) }
     }

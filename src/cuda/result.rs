@@ -17,6 +17,7 @@ impl CuResult {
     pub const DEINITIALIZED: Self = Self(4);
     pub const INVALID_DEVICE: Self = Self(101);
     pub const INVALID_CONTEXT: Self = Self(201);
+    pub const ALREADY_MAPPED: Self = Self(208);
     pub const OPERATING_SYSTEM: Self = Self(304);
     /// Also what a handle of another kind gets.
     pub const INVALID_HANDLE: Self = Self(400);
@@ -66,6 +67,7 @@ impl CuResult {
             100 => "CUDA_ERROR_NO_DEVICE",
             101 => "CUDA_ERROR_INVALID_DEVICE",
             201 => "CUDA_ERROR_INVALID_CONTEXT",
+            208 => "CUDA_ERROR_ALREADY_MAPPED",
             304 => "CUDA_ERROR_OPERATING_SYSTEM",
             500 => "CUDA_ERROR_NOT_FOUND",
             400 => "CUDA_ERROR_INVALID_HANDLE",

@@ -96,6 +96,7 @@ SETS = {
         "probe-graphs": probes.graphs,
         "probe-aliases": probes.aliases,
         "probe-contexts": probes.contexts,
+        "probe-grants": probes.grants,
         "probe-coverage": probes.coverage,
         "probe-latency": probes.latency,
         "probe-events": probes.events,

@@ -48,10 +48,23 @@ def _checked(child, said):
     return done
 
 
+def _borrows(lab, to_peer):
+    """Settings of a program on GPU 0 that borrows of GPU 1 alone. `to_peer`: there is a third GPU, which lends once it has begun ([`LENT`]): a GPU 0 that lent
+    more would have it all at once, as its home."""
+    needs_two_gpus(lab)
+    if to_peer and len(lab.machine.gpus) < 3:
+        raise NotRun("needs three GPUs: what gives way on the second one goes to the third")
+    limits = ["0:1GiB", *(f"{gpu}:1GiB" for gpu in range(2, len(lab.machine.gpus)) if to_peer)]
+    return {"LIMIT": ",".join(limits), "RESERVE": f"{RESERVE}GiB", "SOFT_OOM": "off"}
+
+
+# What is set then.
+LENT = "limit=0:1GiB"
+
+
 def _gives_way(lab, to_peer, settings, goal):
     """A borrower on GPU 0 that has nearly all of GPU 1, and a program that starts there; `settings`: under gpupool, or bare."""
-    needs_two_gpus(lab)
-    return _displaced(lab, 1, to_peer, {"LIMIT": "0:1GiB", "RESERVE": f"{RESERVE}GiB", "SOFT_OOM": "off"}, settings, goal)
+    return _displaced(lab, 1, to_peer, _borrows(lab, to_peer), settings, goal)
 
 
 def _displaced(lab, gpu, to_peer, held_by, settings, goal):
@@ -95,7 +108,7 @@ def _holds(lab, gpu, gib, held_by, to_peer):
     pid = borrower.process.pid
     _until(f"{gib - 2} GiB on GPU {gpu}", lambda: _held(lab, pid, gpu) >= (gib - 2) * GIB)
     if to_peer:
-        lab.bare([lab.gpupool, "set", pid, "limit="], 30).succeeded()
+        lab.bare([lab.gpupool, "set", pid, LENT], 30).succeeded()
     return borrower, said
 
 
@@ -103,13 +116,13 @@ def stranger_at_once(lab):
     """A program without gpupool that as soon as it has its context asks for more than is free, block after block: by how much it may exceed that. For each
     amount a borrower anew. The least amount has to be served."""
     needs_modules("cupy")
-    needs_two_gpus(lab)
+    held_by = _borrows(lab, True)
     gib = lab.machine.gpus[1].total // GIB - LEFT
     lines, refused = [], []
     # What is free, and of what is borrowed a part; CuPy itself takes 1 to 2 GiB.
     for part in (8, gib // 4, gib // 2, gib - 4):
         wants = LEFT - RESERVE // 2 + part
-        borrower, said = _holds(lab, 1, gib, {"LIMIT": "0:1GiB", "RESERVE": f"{RESERVE}GiB", "SOFT_OOM": "off"}, True)
+        borrower, said = _holds(lab, 1, gib, held_by, True)
         comer = lab.start(client("cupy_holder.py", 1, wants))
         comer_said = comer.read_until("holds", TO_FILL)
         is_served = "holds" in comer_said
@@ -173,7 +186,7 @@ def comers(lab):
 
 
 def stranger_peer(lab):
-    """A program without gpupool, and room on the borrower's own GPU."""
+    """A program without gpupool, and room on a third GPU."""
     return _gives_way(lab, True, None, TO_PEER)
 
 

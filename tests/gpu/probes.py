@@ -53,6 +53,11 @@ def contexts(lab):
     return _probe(lab, "probe_contexts")
 
 
+def grants(lab):
+    """Access that several threads give to one range at once, as where GPUs get their contexts at the same moment."""
+    return _probe(lab, "probe_grants", "60")
+
+
 def room(lab):
     """P6: page tables, and whether a remap needs more of them."""
     return _probe(lab, "probe_room")

@@ -282,6 +282,8 @@ static void graph(void)
     CHECK(cuMemAlloc_v2(&from, 3000));
     CHECK(cuMemAlloc_v2(&to, 3000));
     CHECK(cuMemsetD8_v2(from, 5, 3000));
+    /* The stream does not wait for the fill, nor does this thread. */
+    CHECK(cuCtxSynchronize());
     CHECK(cuStreamBeginCapture_v2(stream, 2));
     CHECK(cuMemcpyDtoDAsync_v2(to, from, 3000, stream));
     CHECK(cuStreamEndCapture(stream, &graph));

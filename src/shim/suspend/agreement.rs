@@ -28,10 +28,12 @@ pub trait Agreement {
 }
 
 /// How long the first tries hold a program up that nobody else waits for, and after how many of them the next ones do so for twice as
-/// long, up to four times. What a program has under way at once may take longer than half a second where its processors or its GPUs
-/// are not its own.
+/// long, up to sixteen times. What a program has under way at once may take longer than half a second where its processors or its GPUs
+/// are not its own, and a training step whose memory lies on the host takes five seconds and more: who opened every time after two would
+/// never see it at rest.
 const HOLD: Duration = Duration::from_millis(500);
-const TRIES: u32 = 4;
+const TRIES: u32 = 2;
+const DOUBLINGS: u32 = 4;
 
 /// With nobody.
 #[derive(Default)]
@@ -41,7 +43,7 @@ pub struct Alone {
 
 impl Agreement for Alone {
     fn hold(&mut self) -> Duration {
-        HOLD * (1 << (self.tries / TRIES).min(2))
+        HOLD * (1 << (self.tries / TRIES).min(DOUBLINGS))
     }
 
     fn may_close(&mut self) -> bool {
@@ -63,13 +65,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_does_not_come_to_rest_is_held_up_for_longer_and_not_for_long() {
+    fn who_does_not_come_to_rest_is_held_up_for_longer_and_longer_up_to_eight_seconds() {
         let mut alone = Alone::default();
         let mut held = Vec::new();
-        for _ in 0..16 {
+        for _ in 0..12 {
             held.push(alone.hold().as_millis());
             alone.tries += 1;
         }
-        assert_eq!(held, [[500; 4], [1000; 4], [2000; 4], [2000; 4]].concat());
+        assert_eq!(held, [[500; 2], [1000; 2], [2000; 2], [4000; 2], [8000; 2], [8000; 2]].concat());
     }
 }

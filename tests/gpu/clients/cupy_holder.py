@@ -26,7 +26,8 @@ def main():
         try:
             for number in range(count):
                 blocks.append(cupy.empty(GIB // 4, dtype=cupy.uint32))
-        except cupy.cuda.memory.OutOfMemoryError:
+        # Without a pool, the runtime's own error.
+        except (cupy.cuda.memory.OutOfMemoryError, cupy.cuda.runtime.CUDARuntimeError):
             took = time.monotonic() - begun
             print(f'measured: {{"seconds": {took:.4f}, "before": {before:.4f}, "context": {context:.4f}, "held": {len(blocks)}}}', flush=True)
             # What others borrow leaves for it all the same, and says when.
