@@ -41,7 +41,12 @@ fn the_simulated_driver_answers_probes_as_moves_rely_on() {
         ("probe_markers", "connections 8"),
         ("probe_markers", "coverage"),
         ("probe_contexts", ""),
-        ("probe_grants", "8"),
+        ("probe_grants", "same 8 lock"),
+        ("probe_grants", "growing 8 lock"),
+        ("probe_grants", "neighbours 8"),
+        ("probe_grants", "coming 8 lock"),
+        ("probe_grants", "ending 8 lock"),
+        ("probe_grants", "first 8 lock"),
         ("probe_adapters", ""),
         ("probe_room", "1"),
         ("probe_remaps", "60 3"),
@@ -54,6 +59,16 @@ fn the_simulated_driver_answers_probes_as_moves_rely_on() {
         for gpus in ["1x8GiB", "2x8GiB"] {
             Run::program(name).args(arguments).sim(gpus).go().succeeds().says("every rule stands");
         }
+    }
+}
+
+/// Two threads that give access to one range at once get into each other's way in a real driver, which answers one of them 208, or lets a GPU fault that it said has access.
+#[test]
+fn the_simulated_driver_tells_of_threads_that_give_access_to_one_range_at_once() {
+    for question in ["same", "growing", "first"] {
+        let output = Run::program("probe_grants").args(&format!("{question} 40")).sim("4x8GiB").may_violate().go();
+        let is_told = |violation: &String| violation.contains("while another thread's of ");
+        assert!(output.violations.iter().any(is_told), "{question}: {:?}", output.violations);
     }
 }
 

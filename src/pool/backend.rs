@@ -84,6 +84,8 @@ pub struct Transfer {
     /// Nothing is mapped at `from`: they are to be read from where they were stored by that address
     /// ([`Place::is_stored`]).
     pub stored: bool,
+    /// From one GPU to another, neither of which is the one that copies.
+    pub between: bool,
 }
 
 /// What it takes to move the contents of memory, beside a [`Backend`].

@@ -1,6 +1,7 @@
 //! A move is prepared while the program runs: the chunks that go are set aside, with the order in which others take their places, and
 //! all memory that is needed is found or made and mapped a second time. Whatever fails is taken back.
 
+use crate::account::Accounts;
 use crate::backend::Transfer;
 use crate::chunks::{Alias, AnchorCounts, Chunk};
 use crate::drive::{self, Cause};
@@ -230,6 +231,7 @@ impl<B: Mover> Pool<B> {
                         bytes: bytes_of(end - start),
                         inward: step.inward,
                         stored,
+                        between: is_between(step, start, end, new.place, gpu, &self.accounts),
                     };
                     let transfers = rows_of(step, new).map(|(start, end, stored)| transfer(start, end, stored));
                     let contents = |address: u64, bytes: u64| Contents { address, bytes, digest: None };
@@ -278,6 +280,13 @@ impl<B: Mover> Pool<B> {
             }
         }
     }
+}
+
+/// Whether all that lies in these frames goes from a GPU to another, and neither is the one that copies.
+fn is_between(step: &Step, start: u32, end: u32, to: PlaceId, copier: PlaceId, accounts: &Accounts) -> bool {
+    let is_other = |place: PlaceId| place != copier && matches!(accounts.place(place), Place::Gpu(_));
+    let mut here = step.old.iter().filter(|old| old.start < end && start < old.end);
+    is_other(to) && here.all(|old| is_other(old.place))
 }
 
 /// The one of this context, which is made where there is none.

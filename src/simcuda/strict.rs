@@ -25,6 +25,42 @@ pub fn is_on() -> bool {
     crate::driver::if_initialised().is_some_and(|driver| driver.settings.strict)
 }
 
+/// Ranges to which some thread gives access at this moment.
+static GIVING: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+/// Times for which a thread that gives access lets others go first: what takes a real driver 70 microseconds is over at once here.
+const LETS_OTHERS: u32 = 20;
+
+/// As long as it lives, a thread gives access to a range.
+pub struct Giving(u64, u64);
+
+/// A thread gives access to a range. Two at once to the same one are a violation: of a real driver (580.159.04) one of them gets ALREADY_MAPPED, or both succeed and a GPU that was
+/// named cannot read there (`tests/programs/probe_grants.c`).
+pub fn giving_access(start: u64, end: u64) -> Option<Giving> {
+    if !is_on() {
+        return None;
+    }
+    let mut all = GIVING.lock();
+    let beside = all.iter().copied().find(|range| range.0 < end && start < range.1);
+    all.push((start, end));
+    drop(all);
+    if let Some((from, to)) = beside {
+        report::violation(format!(
+            "cuMemSetAccess of {start:#x} to {end:#x} while another thread's of {from:#x} to {to:#x} goes on"
+        ));
+    }
+    (0..LETS_OTHERS).for_each(|_| std::thread::yield_now());
+    Some(Giving(start, end))
+}
+
+impl Drop for Giving {
+    fn drop(&mut self) {
+        let mut all = GIVING.lock();
+        if let Some(index) = all.iter().position(|range| *range == (self.0, self.1)) {
+            all.swap_remove(index);
+        }
+    }
+}
+
 /// Counts what begins and what is unmapped, to tell which was first.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
 

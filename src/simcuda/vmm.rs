@@ -207,6 +207,7 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome {
 pub fn set_access(address: u64, bytes: usize, list: In<AccessDesc>, count: usize) -> Outcome {
     let driver = supported()?;
     let bytes = aligned(address, bytes)?;
+    let _alone = strict::giving_access(address, address.saturating_add(bytes));
     let list = list.list(count)?;
     if list.is_empty() {
         return Err(Code::INVALID_VALUE);

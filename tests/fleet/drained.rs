@@ -99,6 +99,22 @@ fn a_program_that_has_told_of_no_gpu_yet_leaves_what_is_drained() {
     is_whole(program);
 }
 
+/// Where the GPU that it works on has no room, and neither lender has a context: a copy engine takes three times as long as a kernel for that.
+#[test]
+fn what_goes_from_one_lender_to_another_is_copied_by_a_kernel() {
+    let machine = Machine::new("3x320MiB");
+    let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1,2").env("GPUPOOL_LIMIT", "0:2MiB,2:2MiB");
+    let program = machine.holder(run.env("GPUPOOL_LOG", "gpupool::memory=debug"), 60);
+    machine.until(&program, "a loan", |page| held(page, 1) >= 56 * MIB);
+    assert!(machine.told(&format!("set --json {} limit=0:2MiB", program.pid())).1);
+    machine.told("drain --json 1");
+    let page = machine.page(&program);
+    assert!(held(&page, 1) == 0 && held(&page, 2) >= 56 * MIB, "{page:?}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains(" went from one lender to another by a kernel"), "{log}");
+    is_whole(program);
+}
+
 /// `nvidia-smi` counts them by bus, and each program as its variable says.
 #[test]
 fn a_number_is_that_of_nvidia_smi_whatever_a_program_calls_the_gpu() {

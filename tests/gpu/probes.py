@@ -55,7 +55,7 @@ def contexts(lab):
 
 def grants(lab):
     """Access that several threads give to one range at once, as where GPUs get their contexts at the same moment."""
-    return _probe(lab, "probe_grants", "60")
+    return _probe(lab, "probe_grants", *(f"{question} 40 lock" for question in ("same", "growing", "coming", "ending", "first")), "neighbours 40")
 
 
 def room(lab):

@@ -233,7 +233,7 @@ impl Run {
             }
         }
         if !self.may_violate && !output.violations.is_empty() {
-            output.fail(&format!("took memory away that was still in use:\n{}", output.violations.join("\n")));
+            output.fail(&format!("did what a real driver punishes now and then:\n{}", output.violations.join("\n")));
         }
         output
     }

@@ -36,7 +36,7 @@ mod set;
 
 pub use last::watch_main_thread;
 
-use crate::backing::map;
+use crate::backing::{kernels, map};
 use crate::bell;
 use crate::guard;
 use crate::process;
@@ -249,7 +249,7 @@ fn run(signals: &libc::sigset_t) {
         pressure: Pressure::new(),
         ..Agent::default()
     };
-    let (mut siblings, mut idle, mut leaving, mut ahead) = (true, Some(()), Some(()), Some(()));
+    let (mut siblings, mut idle, mut leaving, mut ahead, mut learns) = (true, Some(()), Some(()), Some(()), Some(()));
     loop {
         let rung = bell::rung();
         agent.server = agent.server.take().or_else(ipc::take_server);
@@ -269,6 +269,10 @@ fn run(signals: &libc::sigset_t) {
         let pressure = looks(&mut agent.pressure, Pressure::look);
         looks(&mut ahead, |()| {
             tiers::ahead::look();
+            None
+        });
+        looks(&mut learns, |()| {
+            kernels::learn_for_lenders();
             None
         });
         let given = catch_unwind(recall::give::look).unwrap_or(None);

@@ -1,7 +1,7 @@
 //! Where the pool's memory comes from.
 
-pub mod digest;
 pub mod host;
+pub mod kernels;
 pub mod level;
 pub mod map;
 pub mod mover;

@@ -1,13 +1,13 @@
 //! The pool's [`Mover`] over the driver: second mappings, the wait before a move, and the copies.
 //!
 //! Copies are made by the copy engines in the context that the block was allocated in: it reaches both places, and whoever owns
-//! the block pays. What comes home and what goes out have a stream each, because the link to the host carries both at once (55
+//! the block pays. What goes from one other GPU to another is copied by a kernel there (`kernels.rs`): a lender has no context. What comes home and what goes out have a stream each, because the link to the host carries both at once (55
 //! GB/s each way); over NVLink one engine does both, and nothing is lost. The streams are made once in each context, before the
 //! program is stopped for a move, since making one may wait for a kernel that runs, and last as long as the context. They are never
 //! the default one, by which other work orders itself.
 
-use super::digest::{self, Digester};
 use super::fault;
+use super::kernels::{self, Own};
 use super::vmm::Vmm;
 use crate::watch::capture;
 use crate::watch::context::{self, Gpus, Lease};
@@ -39,6 +39,14 @@ pub enum Work {
 /// Nanoseconds that each kind of [`Work`] took so far, in this process, in the order of their names there.
 pub fn spent() -> [u64; 6] {
     SPENT.each_ref().map(|spent| spent.load(Ordering::Relaxed))
+}
+
+/// Bytes that a kernel copied from one lender to another.
+static BY_KERNEL: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes so far that a kernel copied from one GPU to another, neither of which is the one that it ran on.
+pub fn copied_by_kernel() -> u64 {
+    BY_KERNEL.load(Ordering::Relaxed)
 }
 
 /// Counts the time that it takes.
@@ -100,13 +108,13 @@ struct Ready {
     context: u64,
     handle: cuda::Context,
     lanes: Lanes,
-    /// Where it was tried.
-    digester: Option<Result<Digester, NoDigest>>,
+    /// The library's own kernels, where they were asked for.
+    own: Option<Result<Own, NoKernels>>,
 }
 
-/// Why there is no [`Digester`] in a context: it was refused, and is not asked for again.
+/// Why there is no [`Own`] in a context: it was refused, and is not asked for again.
 #[derive(Clone, Copy)]
-struct NoDigest;
+struct NoKernels;
 
 /// Those that live, and some that ended. Looked at while the program is stopped: whoever holds this makes no call of the driver.
 static READY: Mutex<Vec<Ready>> = Mutex::new(Vec::new());
@@ -142,7 +150,7 @@ impl Mover for Vmm {
         if let Some(ready) = ready(owner, gpu)
             && let Some(_lives) = context::keep(ready.context)
         {
-            prepare_digests(driver, &ready);
+            prepare_own(driver, &ready);
             return Ok(());
         }
         let (context, handle, _lives) = context_for(owner, gpu).ok_or(Fault::Failed(CuResult::CONTEXT_IS_DESTROYED))?;
@@ -152,14 +160,14 @@ impl Mover for Vmm {
             Some(known) => Ready { owner, gpu, ..known },
             None => {
                 let lanes = within_kept(driver, handle, || Lanes::make(driver)).map_err(fault)?;
-                Ready { owner, gpu, context, handle, lanes, digester: None }
+                Ready { owner, gpu, context, handle, lanes, own: None }
             }
         };
         let mut all = READY.lock();
         all.retain(|ready| (ready.owner, ready.gpu) != (owner, gpu) && context::by_id(ready.context).is_some());
         all.push(ready);
         drop(all);
-        prepare_digests(driver, &ready);
+        prepare_own(driver, &ready);
         Ok(())
     }
 
@@ -169,14 +177,16 @@ impl Mover for Vmm {
         let copied = timed(Work::Copy, || {
             if process::is_preloaded() {
                 // A context that a call may be ending is left alone: that call may wait for who copies.
-                ready(owner, gpu).and_then(|Ready { context, handle, lanes, .. }| {
+                ready(owner, gpu).and_then(|Ready { context, handle, lanes, own, .. }| {
                     let _lives = context::keep(context)?;
-                    Some(within_kept(driver, handle, || lanes.copy(driver, transfers)))
+                    let own = own.and_then(Result::ok).filter(|_| transfers.iter().any(|transfer| transfer.between));
+                    let copy = || lanes.copy(driver, transfers, own.and_then(|own| loaded(driver, context, own, gpu)));
+                    Some(within_kept(driver, handle, copy))
                 })
             } else {
                 within_unseen(driver, gpu, || {
                     let lanes = Lanes::make(driver)?;
-                    let copied = lanes.copy(driver, transfers);
+                    let copied = lanes.copy(driver, transfers, None);
                     lanes.end(driver);
                     copied
                 })
@@ -188,15 +198,12 @@ impl Mover for Vmm {
     fn digest(&self, owner: u64, gpu: u32, contents: &mut [Contents]) {
         let driver = self.driver();
         timed(Work::Digest, || {
-            let Ready { context, handle, lanes, digester, .. } =
-                ready(owner, gpu).filter(|_| process::is_preloaded())?;
-            let Some(Ok(digester)) = digester else { return None };
+            let Ready { context, handle, lanes, own, .. } = ready(owner, gpu).filter(|_| process::is_preloaded())?;
+            let Some(Ok(own)) = own else { return None };
             let _lives = context::keep(context)?;
             let digest = || {
-                let loaded = digester.loaded(driver, gpu);
-                set_digester(context, loaded.ok_or(NoDigest));
-                if let Some(digester) = loaded {
-                    digester.digest(driver, lanes.inward, contents);
+                if let Some(own) = loaded(driver, context, own, gpu) {
+                    own.digest(driver, lanes.inward, contents);
                 }
                 Ok(())
             };
@@ -205,17 +212,24 @@ impl Mover for Vmm {
     }
 }
 
-/// Makes what digests are made with in a context, which the caller keeps alive, where there is a kernel for its GPU.
-fn prepare_digests(driver: &Driver, ready: &Ready) {
-    if ready.digester.is_none() && digest::is_known(ready.gpu) && !capture::under_way() {
-        let made = within_kept(driver, ready.handle, || Digester::make(driver)).map_err(|_| NoDigest);
-        set_digester(ready.context, made);
+/// With the kernels in its context, which is current and kept by the caller; what became of that is remembered.
+fn loaded(driver: &Driver, context: u64, own: Own, gpu: u32) -> Option<Own> {
+    let loaded = own.loaded(driver, gpu);
+    set_own(context, loaded.ok_or(NoKernels));
+    loaded
+}
+
+/// Makes what the library's own kernels need in a context, which the caller keeps alive, where there are any for its GPU.
+fn prepare_own(driver: &Driver, ready: &Ready) {
+    if ready.own.is_none() && kernels::is_known(ready.gpu) && !capture::under_way() {
+        let made = within_kept(driver, ready.handle, || Own::make(driver)).map_err(|_| NoKernels);
+        set_own(ready.context, made);
     }
 }
 
-/// What is known of digests in a context from now on.
-fn set_digester(context: u64, digester: Result<Digester, NoDigest>) {
-    READY.lock().iter_mut().filter(|ready| ready.context == context).for_each(|ready| ready.digester = Some(digester));
+/// What is known of the library's own kernels in a context from now on.
+fn set_own(context: u64, own: Result<Own, NoKernels>) {
+    READY.lock().iter_mut().filter(|ready| ready.context == context).for_each(|ready| ready.own = Some(own));
 }
 
 /// Makes a context that the caller keeps alive current for the length of `act`.
@@ -278,11 +292,17 @@ impl Lanes {
         }
     }
 
-    /// Copies in the current context, which is theirs, and waits for that.
-    fn copy(self, driver: &Driver, transfers: &[Transfer]) -> Result<(), CuResult> {
+    /// Copies in the current context, which is theirs, and waits for that. What lies on neither end at the GPU that copies is copied by a kernel, where there is one.
+    fn copy(self, driver: &Driver, transfers: &[Transfer], own: Option<Own>) -> Result<(), CuResult> {
         let _relaxed = driver.relax();
-        let begin = |&Transfer { from, to, bytes, inward, .. }: &Transfer| {
+        let begin = |&Transfer { from, to, bytes, inward, between, .. }: &Transfer| {
             let stream = if inward { self.inward } else { self.outward };
+            // SAFETY: who moves memory has mapped both ends for this GPU, and unmaps neither before this function has returned, which waits for the stream.
+            let by_kernel = |own: Own| unsafe { own.begin_copy(driver, stream, to, from, bytes) };
+            if between && own.is_some_and(by_kernel) {
+                BY_KERNEL.fetch_add(bytes, Ordering::Relaxed);
+                return Ok(());
+            }
             // SAFETY: the stream lives as long as its context, which is current and kept by the caller.
             unsafe { driver.copy_in(stream, to, from, bytes) }.ok()
         };

@@ -110,7 +110,14 @@ impl Shelter {
         let mut transfers = Vec::new();
         let mut copies = Vec::new();
         for span in batch {
-            transfers.push(Transfer { from: span.address, to: at, bytes: span.bytes, inward: true, stored: false });
+            transfers.push(Transfer {
+                from: span.address,
+                to: at,
+                bytes: span.bytes,
+                inward: true,
+                stored: false,
+                between: false,
+            });
             copies.push((keys[span.block], span.offset, span.bytes));
             at += span.bytes;
         }

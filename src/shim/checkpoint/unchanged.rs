@@ -1,6 +1,6 @@
 //! What has not changed since the last image, so that it need not be copied while the program is stopped.
 //!
-//! A GPU looks at its own memory forty times as fast as it copies it to the host (`backing/digest.rs`). Each piece that is a part of the image has a digest taken in the stop, 128 bits with
+//! A GPU looks at its own memory forty times as fast as it copies it to the host (`backing/kernels.rs`). Each piece that is a part of the image has a digest taken in the stop, 128 bits with
 //! keys that nobody outside of the process knows; those of the newest image that this process wrote are remembered. What has the digest that it had at the same place is what that image has of it, and the store
 //! takes it from there ([`Writer::reuse`]).
 //!
@@ -12,7 +12,7 @@
 //! older image has of it is damaged, or was to be read and was not.
 
 use super::blocks::{Span, Subject};
-use crate::backing::digest;
+use crate::backing::kernels;
 use crate::backing::mover;
 use crate::backing::open::Opened;
 use crate::image;
@@ -58,7 +58,7 @@ pub fn learn(driver: &'static Driver, opened: &Opened) {
     let own = by_hand::all_mapped().into_iter().map(|own| (own.asked, super::blocks::NOBODY));
     for (gpu, owner) in pooled.chain(own).collect::<BTreeMap<_, _>>() {
         if let Some((_, handle, _lives)) = mover::context_for(owner, gpu) {
-            context::within_own(driver, handle, || digest::learn(driver, gpu));
+            context::within_own(driver, handle, || kernels::learn(driver, gpu));
         }
     }
 }
@@ -127,7 +127,7 @@ pub fn look(
 
 /// Whether the GPU that it belongs to has it, and can look at it.
 fn has_digest(piece: &Span) -> bool {
-    piece.is_near && digest::is_fit(piece.address, piece.bytes)
+    piece.is_near && kernels::is_fit(piece.address, piece.bytes)
 }
 
 /// Of spans of one owner and GPU, each part that [`has_digest`]: what is in it, where that could be found out.

@@ -334,7 +334,7 @@ mod tests {
         ranges.0.insert(200, (20, 4000));
         assert!(ranges.has(170, 50) && !ranges.has(170, 51));
         ranges.0.remove(&200);
-        let transfer = |from, bytes| Transfer { from, to: 7000, bytes, inward: true, stored: true };
+        let transfer = |from, bytes| Transfer { from, to: 7000, bytes, inward: true, stored: true, between: false };
         assert!(ranges.parts_of(&transfer(110, 20)).iter().any(Option::is_none), "a part of it is gone");
         let whole: Vec<_> =
             ranges.parts_of(&transfer(170, 30)).into_iter().map(|part| part.map(|it| it.host)).collect();

@@ -92,7 +92,7 @@ impl Stored {
 
     /// Whether all that lies at these addresses was stored. What was freed meanwhile may have been given out again as a part of something larger.
     pub fn has(&self, address: u64, bytes: u64) -> bool {
-        let from_there = Transfer { from: address, to: 0, bytes, inward: true, stored: true };
+        let from_there = Transfer { from: address, to: 0, bytes, inward: true, stored: true, between: false };
         stretches_of(&self.ranges, &from_there, &mut Vec::new()).is_ok()
     }
 

@@ -16,7 +16,7 @@ use super::put::Put;
 use super::why::{self, Why};
 use super::{Agreement, BUSY, Done, STATE, Settles, Suspended, hold, opened, told_anew};
 use super::{copying, parting, rearranging};
-use crate::backing::{open, residence, terms};
+use crate::backing::{mover, open, residence, terms};
 use crate::gate::{self, Disturbed, Held};
 use crate::log;
 use crate::nvml;
@@ -146,6 +146,7 @@ pub fn vacate(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
     let begun = Instant::now();
+    let by_kernel = mover::copied_by_kernel();
     let (moved, stayed) = match process::settings().mode {
         Mode::Pool | Mode::Spill if terms::is_left_alone(gpu) => {
             let text = "the GPU had a grave error, and what reads a broken page loses its context; gpupool drain moves it all the same";
@@ -160,6 +161,11 @@ pub fn vacate(
     give_back(gpu, which);
     if moved > 0 {
         told_anew();
+    }
+    let by_kernel = mover::copied_by_kernel() - by_kernel;
+    if by_kernel > 0 {
+        let bytes = format_size(by_kernel);
+        tracing::debug!(target: "gpupool::memory", about = "moves", device = gpu, "{bytes} went from one lender to another by a kernel");
     }
     let mut rest: Vec<Rest> =
         stayed.into_iter().map(|(bytes, Why { text, cause })| Rest { bytes, what: text, cause }).collect();

@@ -3,7 +3,7 @@
 use super::own::{self, Goes};
 use super::{Home, ahead, keeps_atomics, now, obstacles, share, stays, timing, totals};
 use crate::backing::mover::{self, Work};
-use crate::backing::{digest, level, residence, terms};
+use crate::backing::{kernels, level, residence, terms};
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::serve::memory::labels;
 use crate::serve::memory::places;
@@ -108,7 +108,7 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
         not_begun(home, swap);
         return rest(home, &reason);
     }
-    digest::learn(home.driver, home.gpu);
+    kernels::learn(home.driver, home.gpu);
     // The first look at a process with hundreds of libraries takes ten milliseconds and more, as making the kernel does, and no later one does: no move
     // is worth less for that.
     let begun = now();

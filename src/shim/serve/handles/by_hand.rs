@@ -195,7 +195,14 @@ pub fn bring_in<A>(
 ) -> Result<(), Unplaced> {
     let copier = copier(driver, asked);
     let copy = |fetched: &[(u64, u64, u64)]| {
-        let transfer = |&(to, from, bytes): &(u64, u64, u64)| Transfer { from, to, bytes, inward: true, stored: true };
+        let transfer = |&(to, from, bytes): &(u64, u64, u64)| Transfer {
+            from,
+            to,
+            bytes,
+            inward: true,
+            stored: true,
+            between: false,
+        };
         copied(opened, copier, &fetched.iter().map(transfer).collect::<Vec<_>>())
     };
     let comes = |readers: &[u32]| exchange::bring_in(driver, starts, place, readers, copier, copy);
@@ -270,8 +277,9 @@ fn move_much<A>(
 ) -> Result<(), Unplaced> {
     let copier = copier(driver, asked);
     let inward = place == Place::Gpu(asked);
-    let copy =
-        |to: u64, from: u64, bytes: u64| copied(opened, copier, &[Transfer { from, to, bytes, inward, stored: false }]);
+    let copy = |to: u64, from: u64, bytes: u64| {
+        copied(opened, copier, &[Transfer { from, to, bytes, inward, stored: false, between: false }])
+    };
     let readers = |place: Place| opened.plan.readers(place).collect();
     let moves = |_: &[u32]| exchange::move_to(driver, which, place, &readers, copier, copy);
     to_place(opened, place, bytes, alone, moves)
@@ -292,9 +300,11 @@ pub fn move_part(
     let &OwnPiece { start, bytes, asked, .. } = piece;
     let copier = copier(driver, asked);
     let inward = place == Place::Gpu(asked);
+    let is_other = |place: Place| matches!(place, Place::Gpu(gpu) if gpu != copier);
+    let between = is_other(piece.place) && is_other(place);
     let is_quiet = std::cell::RefCell::new(&mut is_quiet);
     let copy = |to: u64, from: u64, bytes: u64| {
-        let result = copied(opened, copier, &[Transfer { from, to, bytes, inward, stored: false }]);
+        let result = copied(opened, copier, &[Transfer { from, to, bytes, inward, stored: false, between }]);
         if result.is_ok() && !(is_quiet.borrow_mut())() { CuResult::NOT_READY } else { result }
     };
     let readers = |place: Place| opened.plan.readers(place).collect();
