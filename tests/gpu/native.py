@@ -47,6 +47,11 @@ def demo(lab):
     return "; ".join(shown), finished.stdout.strip().splitlines()
 
 
+# Where the driver gives memory back under a kernel of another GPU that an event orders, and the program dies of 700 (every time on H100 and H200, 580.159.04). Under the
+# library it waits, and ends well, as on the simulated driver.
+MAY_FAIL_BARE = {"through_events"}
+
+
 def programs(lab):
     """Every C client bare and under the shim; then those that need two GPUs or a crowded pool."""
     crowded = lab.machine.gpus[1:]
@@ -61,9 +66,15 @@ def programs(lab):
     def compare(program):
         _, name, arguments = program
         bare = _bare(lab, name, arguments)
+        if name in MAY_FAIL_BARE and bare.status == 1:
+            bare = None
         for settings in SETTINGS:
             try:
-                same(bare, lab.shim([building.program(lab, name), *arguments.split()], 60, settings))
+                run = lab.shim([building.program(lab, name), *arguments.split()], 60, settings)
+                if bare is None:
+                    run.succeeded()
+                    continue
+                same(bare, run)
             except Failed as failure:
                 wrong.append(str(failure))
 
