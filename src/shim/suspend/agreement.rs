@@ -35,6 +35,11 @@ const HOLD: Duration = Duration::from_millis(500);
 const TRIES: u32 = 2;
 const DOUBLINGS: u32 = 4;
 
+/// For how long a try holds the program up behind so many in vain.
+pub fn hold_behind(tries: u32) -> Duration {
+    HOLD * (1 << (tries / TRIES).min(DOUBLINGS))
+}
+
 /// With nobody.
 #[derive(Default)]
 pub struct Alone {
@@ -43,7 +48,7 @@ pub struct Alone {
 
 impl Agreement for Alone {
     fn hold(&mut self) -> Duration {
-        HOLD * (1 << (self.tries / TRIES).min(DOUBLINGS))
+        hold_behind(self.tries)
     }
 
     fn may_close(&mut self) -> bool {
