@@ -13,6 +13,8 @@ use std::collections::VecDeque;
 pub const SURPRISES: f32 = 0.4;
 /// Launches that are remembered.
 pub const HISTORY: u64 = 1 << 16;
+/// The same, where what followed is all that is asked: of what lies farther back than [`HISTORY`] nothing is told to be repeated.
+const RING: u64 = 1 << 17;
 const CONTEXTS: usize = 1 << 12;
 
 /// Below this part of the launches none is meant. What goes on to shrink gets to numbers that a processor takes a hundred cycles for, each
@@ -69,7 +71,7 @@ const EXACT: f32 = 0.9;
 impl Cycle {
     pub fn new() -> Self {
         Self {
-            kinds: vec![NONE; HISTORY as usize],
+            kinds: vec![NONE; RING as usize],
             functions: vec![NONE; HISTORY as usize],
             position: 0,
             reference: None,
@@ -132,12 +134,17 @@ impl Cycle {
 
     #[inline]
     fn slot(position: u64) -> usize {
+        (position & (RING - 1)) as usize
+    }
+
+    #[inline]
+    fn recent(position: u64) -> usize {
         (position & (HISTORY - 1)) as usize
     }
 
     /// What was launched at a position, if that is remembered.
     pub fn kind(&self, position: u64) -> u32 {
-        if position < self.position && self.position - position <= HISTORY {
+        if position < self.position && self.position - position <= RING {
             self.kinds[Self::slot(position)]
         } else {
             NONE
@@ -160,7 +167,7 @@ impl Cycle {
         let known = (self.context.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize & (CONTEXTS - 1);
         let mut is_right = is_same;
         if !is_same {
-            is_right = expected.is_some_and(|slot| self.functions[slot] == function);
+            is_right = self.reference.is_some_and(|reference| self.functions[Self::recent(reference)] == function);
             self.surprises += 1;
             self.search(kind, function, last, is_right, known);
         }
@@ -178,7 +185,7 @@ impl Cycle {
         self.quality = drift(self.quality, is_right, 1.0 / 64.0);
         self.exact = drift(self.exact, is_same, 1.0 / 64.0);
         self.kinds[Self::slot(position)] = kind;
-        self.functions[Self::slot(position)] = function;
+        self.functions[Self::recent(position)] = function;
         self.position += 1;
         self.steady += 1;
         self.reference = self.reference.map(|reference| reference + 1).filter(|old| self.position - old <= HISTORY / 2);
@@ -219,7 +226,7 @@ impl Cycle {
         let by_context = || {
             let seen = self.contexts[known];
             let near = seen < position && position - seen <= HISTORY / 2 && position - seen > 8;
-            (near && self.functions[Self::slot(seen)] == function).then_some(seen)
+            (near && self.functions[Self::recent(seen)] == function).then_some(seen)
         };
         let found = by_kind.or_else(|| if is_right { None } else { by_context() });
         if let Some(found) = found

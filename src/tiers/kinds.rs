@@ -476,7 +476,7 @@ impl Kinds {
             let bytes_of = |slot: &u32| extents.get(*slot).map_or(0, |extent| extent.range.bytes());
             let mut left: u64 = own.iter().map(bytes_of).sum();
             if let Some(operands) = operands.as_deref_mut().filter(|_| !has_many) {
-                left = operands.reaches(ordinal, left);
+                left = operands.reaches(ordinal, words.get(ordinal).copied().unwrap_or_default(), left);
             }
             let operand = match has_many {
                 true => Some(0),

@@ -18,6 +18,8 @@
 //! - **On a cycle a static choice is best** for all that is read once between two visits: a swap costs the link twice (in and out),
 //!   a read once. Only a use, or several until the victim's next, that saves more than the swap and the victim's own loss is worth
 //!   a swap in the middle of a cycle; the victim is then what the cycle needs last.
+//! - **A stop is made for more than one launch.** Where the launches behind the last one of the same kind are known (`ahead.rs`), what they read
+//!   often comes in the same swap, in place of what none of them uses.
 //! - **Bytes are chosen by density**, gain a cycle for each byte. An extent is read as a whole, so its bytes are worth the same, and
 //!   part of it can be moved: greedy is exact but for the last frame.
 //! - **What was so for n cycles is expected to last n more.** A swap has to pay within as many, at most 32 at an idle point and 8
@@ -56,7 +58,7 @@
 //!
 //! # What it costs
 //! Memory: at most 2^16 extents (about 130 bytes each), 2^16 kinds of launches (about 200 bytes and 12 for each pointer), 2^20 uses
-//! in the timeline (12 bytes each) and a ring of 2^16 launches (8 bytes each). A launch that was seen before allocates nothing. What
+//! in the timeline (12 bytes each) and a ring of 2^17 launches (8 bytes each). A launch that was seen before allocates nothing. What
 //! is worked out at a cycle's end takes about 10 ns for each use of an extent in it, and is done for each eighth to sixty-fourth
 //! cycle while nothing changes. A question whether to move ([`Tiers::before`]) looks at every extent only where something may be worth it.
 //!
@@ -66,6 +68,7 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod ahead;
 mod cycle;
 mod extents;
 mod idle;

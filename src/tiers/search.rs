@@ -1,5 +1,6 @@
 //! What to move before a launch: for each thing that it reads from afar, what is worth least to the launches after it.
 
+use crate::ahead::Ahead;
 use crate::cycle::SURPRISES;
 use crate::extents::{Extent, FRAME, Least};
 use crate::interface::{Range, Swap, Whereabouts};
@@ -10,6 +11,13 @@ use crate::tiers::Tiers;
 use crate::units::{Unit, units};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+/// Bytes that come in one swap, about, where some of them are for later launches.
+const TOGETHER: u64 = 768 << 20;
+/// Which part of what can be paid may go to these: one of so many. What is only expected leaves enough for what is asked for.
+const AT_STAKE: u64 = 8;
+/// A stop is worth sparing where it takes at least as long as copying so much, in and out. Beside the host it does not: what comes too early costs more there.
+const WORTH_SPARING: u64 = 8 << 20;
 
 /// Cycles within which a swap before a launch, which is waited for, has to pay, at most; never more than were seen so far.
 const SOON: u32 = 8;
@@ -113,6 +121,10 @@ struct Search<'a, A, U> {
     /// Where in the cycle the launch is, where what comes next is known.
     offset: Option<u32>,
     is_outdated: bool,
+    /// The next launches, where they are expected to be those that followed this one before.
+    ahead: Ahead,
+    /// Launches within which nothing is used of what leaves.
+    spared: u32,
     /// When the launch was made before, in a cycle that is not known otherwise.
     again: Option<u64>,
     /// Cycles that what comes in is counted on to be of use.
@@ -165,6 +177,8 @@ impl Tiers {
                 .offset(self.cycle.repeats())
                 .filter(|_| self.surprises < SURPRISES && !self.is_elsewhere()),
             is_outdated,
+            ahead: Ahead::default(),
+            spared: 0,
             // Nobody knows the new cycle yet, but this launch has come again in it: what was not used in between is of the one before.
             again: self.previous.filter(|previous| is_outdated && *previous >= self.cycle.lost()),
             soon: f64::from(self.prospect().clamp(1, SOON)),
@@ -178,6 +192,7 @@ impl Tiers {
         let far = wanted.iter().filter_map(|want| self.extents.get(want.slot)).map(|extent| extent.far_free).sum();
         // What is needed how much is not known before a cycle has ended.
         if self.learnt > 0 && search.room < far && wanted.iter().any(|want| search.may_pay(want)) {
+            search.ahead = Ahead::of(self, id);
             search.find_victims();
         } else if search.room == 0 {
             return None;
@@ -185,9 +200,13 @@ impl Tiers {
         for want in &wanted {
             search.bring(want);
         }
+        let own = search.swap.clone();
+        if !own.near.is_empty() {
+            search.bring_along();
+        }
         let swap = search.swap;
         // Memory is made for it beside what the device still has to do.
-        self.finish(swap, 1.0, 0.0, &mut 0.0)
+        self.finish(swap, 1.0, 0.0, &mut 0.0).or_else(|| self.finish(own, 1.0, 0.0, &mut 0.0))
     }
 
     /// Works out what any extent that could leave loses at least, unless nothing has changed since.
@@ -232,6 +251,34 @@ impl<A: Whereabouts, U: Fn(u32) -> bool> Search<'_, A, U> {
         until >= MARGIN * (cost + least) || !self.is_outdated && stays >= MARGIN * cost + DENSER * away * self.soon
     }
 
+    /// The program is stopped now: what the next launches read often comes, too, in place of what none of them uses, so that none of them stops it again.
+    fn bring_along(&mut self) {
+        let place = self.swap.far.first().map_or(0, |(_, place)| *place);
+        let stop = self.links.drain_ns + 2.0 * self.links.remap_ns;
+        if stop < WORTH_SPARING as f64 * self.links.swap_ns_per_byte(place) {
+            return;
+        }
+        self.affordable /= AT_STAKE;
+        let uses = std::mem::take(&mut self.ahead.uses);
+        self.spared = self.ahead.launches;
+        for (slot, passes) in uses {
+            if self.swap.bytes_in() >= TOGETHER {
+                break;
+            }
+            let Some(extent) = self.tiers.extents.get(slot) else { continue };
+            if extent.far_free == 0 || extent.stays_until > self.tiers.cycles || (self.is_used)(slot) {
+                continue;
+            }
+            let place = extent.place;
+            // On a known cycle this use is among those that are counted there.
+            let here = if self.offset.is_some() { 0.0 } else { f64::from(passes) / self.links.link(place).kernel };
+            let want = Want { slot, place, here };
+            if self.may_pay(&want) {
+                self.bring(&want);
+            }
+        }
+    }
+
     fn find_victims(&mut self) {
         let Tiers { extents, cycles, .. } = self.tiers;
         let mut victims: Vec<Victim> = extents
@@ -241,13 +288,13 @@ impl<A: Whereabouts, U: Fn(u32) -> bool> Search<'_, A, U> {
             .collect();
         let last = |victim: &Victim| extents.get(victim.slot).map_or(0, |extent| extent.last);
         self.victims = match self.again {
-            Some(previous) => {
+            Some(previous) if self.ahead.launches == 0 => {
                 if victims.iter().any(|victim| last(victim) < previous) {
                     victims.retain(|victim| last(victim) < previous);
                 }
                 Queue::new(victims, |victim| Key(last(victim), 0))
             }
-            None => Queue::new(victims, Key::of),
+            _ => Queue::new(victims, Key::of),
         };
     }
 
@@ -262,11 +309,18 @@ impl<A: Whereabouts, U: Fn(u32) -> bool> Search<'_, A, U> {
             // What is known of older cycles makes it no cheaper.
             return Loss { loss: self.back, away: away.max(self.back), until };
         }
+        // Where it is known what follows, that says when it is used.
+        if tiers.is_elsewhere()
+            && let Some(until) = self.ahead.first_use(slot)
+        {
+            return Loss { loss: self.back, away: away.max(self.back), until };
+        }
         // What was learnt of cycles is of another part of the program: uses are expected as they came last.
         if tiers.is_elsewhere()
             && let Some(until) = extent.next_use(tiers.cycle.position)
         {
-            return Loss { loss: self.back, away: away.max(self.back), until: until as u32 };
+            let until = (until as u32).max(self.ahead.launches);
+            return Loss { loss: self.back, away: away.max(self.back), until };
         }
         // Without a cycle: what was not used for long, and is used seldom.
         let idle = tiers.cycle.position.saturating_sub(extent.last) as f64 * 4096.0 / (away / self.back).max(1.0);
@@ -364,6 +418,7 @@ impl<A: Whereabouts, U: Fn(u32) -> bool> Search<'_, A, U> {
                 continue;
             };
             let loss = if near.is_whole { self.loss_with_chunk(near.range, slot, own) } else { Some(own) };
+            let loss = loss.filter(|loss| loss.until >= self.spared);
             let Some((loss, gain)) = loss.map(|loss| (loss, self.gain_over(want, loss))) else {
                 self.victims.pop_unit();
                 continue;

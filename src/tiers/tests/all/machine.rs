@@ -66,10 +66,23 @@ pub struct Machine {
     pub fixed: Vec<Range>,
     /// The chunks, if memory moves by these: start and end of each.
     pub chunks: Option<BTreeMap<u64, u64>>,
-    /// Nanoseconds that a swap takes besides what it is reckoned with: once, and for each range.
-    pub extra_ns: (f64, f64),
+    /// What a swap takes besides what it is reckoned with.
+    pub extra: Extra,
+    /// Swaps that were made, each of which stops the program.
+    pub stops: u64,
     /// Memory has to be made at the far place for what leaves, where what came has left none.
     pub making: Option<Making>,
+}
+
+/// What a swap takes besides what it is reckoned with, nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Extra {
+    pub once: f64,
+    pub each_range: f64,
+    /// For each byte, in or out.
+    pub each_byte: f64,
+    /// Where not as much comes as leaves: one goes before the other then.
+    pub two_steps: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +124,8 @@ impl Machine {
             moved_out: 0,
             fixed: Vec::new(),
             chunks: None,
-            extra_ns: (0.0, 0.0),
+            extra: Extra::default(),
+            stops: 0,
             making: None,
         }
     }
@@ -312,8 +326,11 @@ impl Machine {
             + self.links.copy_ns(place, bytes_in, bytes_out)
             + self.links.map_ns(ranges, bytes_in + bytes_out)
             + self.links.far_map_ns(place, bytes_out)
-            + self.extra_ns.0
-            + ranges as f64 * self.extra_ns.1;
+            + self.extra.once
+            + ranges as f64 * self.extra.each_range
+            + (bytes_in + bytes_out) as f64 * self.extra.each_byte
+            + if bytes_in == bytes_out || bytes_in * bytes_out == 0 { 0.0 } else { self.extra.two_steps };
+        self.stops += 1;
         self.now += took;
         self.moved_in += bytes_in;
         self.moved_out += bytes_out;
