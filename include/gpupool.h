@@ -30,7 +30,8 @@ typedef enum {
 typedef enum {
   // gpupool has no part in this process, or no pool yet: `gpupool_state` and `gpupool_why` tell.
   GPUPOOL_NOT_ACTIVE = -1,
-  // A pointer is NULL, a size is 0 or a number is none of those that the function knows.
+  // A pointer to something of the caller's is NULL, a size is 0, or a number is none of those that the function knows or no place of this pool. NULL as an address of
+  // memory is one that lies in no block.
   GPUPOOL_INVALID_ARGUMENT = -2,
   // The address lies in no live block of the pool's.
   GPUPOOL_NOT_POOLED = -3,
@@ -247,7 +248,7 @@ int gpupool_advise(const void *pointer,
 // with what the chunk vacates: back to the driver, or to the next move, and is freed memory of the pool until then. Where a place has
 // no room the answer is 2 (`CUDA_ERROR_OUT_OF_MEMORY`), and while any stream is being captured 900
 // (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`); then nothing has moved. A place that the block's GPU cannot reach or may not borrow from is
-// `GPUPOOL_NOT_SUPPORTED`.
+// `GPUPOOL_NOT_SUPPORTED`, and one that the settings have left out of the pool (`GPUPOOL_DEVICES`, `GPUPOOL_HOST_LIMIT=0`) `GPUPOOL_INVALID_ARGUMENT`.
 //
 // Memory that the program made by `cuMemCreate` moves in the same way, a whole handle at a time wherever it is mapped: the handles of
 // which a mapping lies wholly in the range. Nothing may use them meanwhile, at any of their addresses. Numbers, addresses, contents and

@@ -32,10 +32,15 @@ fn device(place: Place) -> Device {
 impl Driver {
     /// Reserves addresses anywhere (`cuMemAddressReserve`).
     pub fn reserve(&self, bytes: u64) -> Result<u64, CuResult> {
+        self.reserve_from(0, bytes)
+    }
+
+    /// The same from this address on, or anywhere where the driver cannot have those; which, it answers.
+    pub fn reserve_from(&self, wanted: u64, bytes: u64) -> Result<u64, CuResult> {
         let _sheltered = cancel::shelter();
         let mut base = 0;
-        // SAFETY: the output is a local; no address is asked for.
-        unsafe { (self.cuMemAddressReserve)(&raw mut base, bytes as usize, 0, 0, 0) }.ok()?;
+        // SAFETY: the output is a local; the address is a wish, which the driver looks up among those that are free.
+        unsafe { (self.cuMemAddressReserve)(&raw mut base, bytes as usize, 0, wanted, 0) }.ok()?;
         Ok(base)
     }
 

@@ -15,6 +15,12 @@ use gpupool_pool::{Backend, FRAME, Fault, Place};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Where the pool's addresses begin, if they are free there. Left to itself the driver begins at 1 TiB, and the upper halves of addresses are numbers from 256 on: two small numbers
+/// beside each other among a kernel's parameters (a flag and a size, two dimensions) pass for a pointer there then, and what launches use is told by such words
+/// (`tiers/launch.rs`). A language model had its 86 MiB weights cut at the number 0x101_0000_0000, and read them from afar for that. As sizes and dimensions, 0x6a00 to 0x6d00 are rare; below
+/// lie programs and their heaps (0x55..), above libraries and stacks (0x7f..).
+const BASE: u64 = 0x6a00 << 32;
+
 /// The reservation, and who may reach what is mapped there: the GPUs of the pool that have a context in this process. A grant
 /// to another one costs twenty times the growth itself (512 MiB of GPU 0: 1.06 ms for GPU 0, 20 for GPU 1 too; RESULTS.md), and
 /// most processes work on one GPU.
@@ -36,7 +42,7 @@ impl Vmm {
     pub fn reserve(driver: &'static Driver, plan: &'static Plan, wanted: u64, least: u64) -> Result<Self, CuResult> {
         let mut bytes = wanted;
         let base = loop {
-            match driver.reserve(bytes) {
+            match driver.reserve_from(BASE, bytes).or_else(|_| driver.reserve(bytes)) {
                 Ok(base) => break base,
                 Err(result) => {
                     bytes = (bytes / 2).next_multiple_of(FRAME);
@@ -173,7 +179,11 @@ impl Backend for Vmm {
             grants = all.iter().copied().map(Access::read_write).collect();
         }
         let granted = timed(Work::Grant, || self.driver.set_access(address, bytes, &grants));
-        granted.ok().map_err(|result| fault_at(place, result))
+        granted.ok().map_err(|result| match result {
+            // Another thread has just unmapped a part of the range; that says nothing of the place.
+            CuResult::INVALID_VALUE => fault(result),
+            result => fault_at(place, result),
+        })
     }
 
     fn readers(&self) -> u64 {

@@ -196,7 +196,7 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 /// with what the chunk vacates: back to the driver, or to the next move, and is freed memory of the pool until then. Where a place has
 /// no room the answer is 2 (`CUDA_ERROR_OUT_OF_MEMORY`), and while any stream is being captured 900
 /// (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`); then nothing has moved. A place that the block's GPU cannot reach or may not borrow from is
-/// `GPUPOOL_NOT_SUPPORTED`.
+/// `GPUPOOL_NOT_SUPPORTED`, and one that the settings have left out of the pool (`GPUPOOL_DEVICES`, `GPUPOOL_HOST_LIMIT=0`) `GPUPOOL_INVALID_ARGUMENT`.
 ///
 /// Memory that the program made by `cuMemCreate` moves in the same way, a whole handle at a time wherever it is mapped: the handles of
 /// which a mapping lies wholly in the range. Nothing may use them meanwhile, at any of their addresses. Numbers, addresses, contents and

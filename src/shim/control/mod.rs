@@ -24,7 +24,8 @@ use std::ffi::{c_char, c_int};
 pub enum gpupool_error {
     /// gpupool has no part in this process, or no pool yet: `gpupool_state` and `gpupool_why` tell.
     GPUPOOL_NOT_ACTIVE = -1,
-    /// A pointer is NULL, a size is 0 or a number is none of those that the function knows.
+    /// A pointer to something of the caller's is NULL, a size is 0, or a number is none of those that the function knows or no place of this pool. NULL as an address of
+    /// memory is one that lies in no block.
     GPUPOOL_INVALID_ARGUMENT = -2,
     /// The address lies in no live block of the pool's.
     GPUPOOL_NOT_POOLED = -3,

@@ -322,13 +322,35 @@ fn swap_pooled(home: &Home, far: &[Wish], near: &[Wish], why: Why, outcome: &mut
     Ok(())
 }
 
-/// Has these come, for which others have left. What left makes room in any case, for this or for the next; but what did not come is not asked for at once
+/// Has these come, for which others have left. What left makes room in any case, for this or for the next; but what found none by itself is not asked for at once
 /// again.
+///
+/// Some of what was to leave may have stayed, as what others share: then there is less room than was reckoned with. Who was refused all of it for that left what the next launches read
+/// most far away for seconds, since it counted as refused, each launch of it as slow as twenty.
 fn come_in(home: &Home, near: &[Wish], why: Why, outcome: &mut Outcome) {
-    if !near.is_empty() && rearrange(home, near, why, outcome).is_err() {
-        let mut tiers = home.tiers.lock();
-        near.iter().for_each(|wish| tiers.stayed(Range::of(wish.address, wish.bytes)));
+    let mut near = near.to_vec();
+    fit(&mut near, home.near_room());
+    if near.is_empty() {
+        return;
     }
+    match rearrange(home, &near, why, outcome) {
+        Ok(()) => {}
+        Err(Failed::Full) => {
+            for wish in &near {
+                match rearrange(home, std::slice::from_ref(wish), why, outcome) {
+                    Ok(()) => {}
+                    Err(Failed::Full) => home.tiers.lock().stayed(Range::of(wish.address, wish.bytes)),
+                    Err(Failed::Other(why)) => return not_come(home, &why),
+                }
+            }
+        }
+        Err(Failed::Other(why)) => not_come(home, &why),
+    }
+}
+
+/// Others have left for what has not come, for a reason that says nothing of that: a later launch asks for it again.
+fn not_come(home: &Home, why: &WhyNot) {
+    tracing::debug!(target: "gpupool::memory", about = "moves", "what others left GPU {} for did not come: {why}", home.gpu);
 }
 
 /// What has to leave for so many bytes to come, of chunks of which this much is to leave: each whole, as far as it is of one block, since
