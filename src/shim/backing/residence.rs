@@ -2,6 +2,7 @@
 //! `cuMemCreate` is not in it: nobody says for which GPU that is.
 
 use super::open;
+use crate::checkpoint;
 use crate::clock::monotonic_nanoseconds as now;
 use crate::log;
 use crate::watch::context;
@@ -76,7 +77,9 @@ pub fn loans(usage: &Usage) -> BTreeMap<(u32, Place), u64> {
             let Some(opened) = open::opened() else { return loans };
             for &home in homes {
                 let blocks = opened.pool.blocks(home);
-                let pieces = blocks.iter().flat_map(|block| opened.pool.pieces(block.address, block.bytes));
+                // Copies for an image are nobody's loan.
+                let blocks = blocks.iter().filter(|block| !checkpoint::is_copy(block));
+                let pieces = blocks.flat_map(|block| opened.pool.pieces(block.address, block.bytes));
                 pieces.for_each(|piece| add(home, piece.place, piece.bytes));
             }
         }

@@ -27,7 +27,7 @@ use gpupool_cuda::Driver;
 use gpupool_events::ProgramCheckpoint;
 use gpupool_store::{Key, Options, Writer, Written};
 use shelter::{Shelter, Sheltered};
-pub use shelter::{bytes_on_host, is_copy};
+pub use shelter::{bytes_on_host, is_copy, usage_without_copies};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
