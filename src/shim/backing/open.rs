@@ -2,7 +2,7 @@
 
 use super::plan::{NoPlan, Plan};
 use super::vmm::Vmm;
-use crate::{checkpoint, log, process};
+use crate::{log, process};
 use gpupool_config::{Mode, Move, Placement, format_size};
 use gpupool_cuda::Driver;
 use gpupool_events::PoolOpen;
@@ -152,6 +152,6 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
         let names = plan.places.iter().map(|spec| spec.place.to_string());
         (PoolOpen { base, bytes, places: names.collect() }, text)
     });
-    super::level::opened(&plan.places, || opened().map(checkpoint::usage_without_copies));
+    super::level::opened(&plan.places, || opened().map(super::copies::usage_without));
     Some(Opened { plan, pool: Pool::new(config, vmm), base, bytes })
 }

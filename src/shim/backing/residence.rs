@@ -1,8 +1,7 @@
 //! How much of the memory in use lies near the GPUs that it was allocated for, and how much elsewhere. Memory that the program made by
 //! `cuMemCreate` is not in it: nobody says for which GPU that is.
 
-use super::open;
-use crate::checkpoint;
+use super::{copies, open};
 use crate::clock::monotonic_nanoseconds as now;
 use crate::log;
 use crate::watch::context;
@@ -78,7 +77,7 @@ pub fn loans(usage: &Usage) -> BTreeMap<(u32, Place), u64> {
             for &home in homes {
                 let blocks = opened.pool.blocks(home);
                 // Copies for an image are nobody's loan.
-                let blocks = blocks.iter().filter(|block| !checkpoint::is_copy(block));
+                let blocks = blocks.iter().filter(|block| !copies::is_copy(block));
                 let pieces = blocks.flat_map(|block| opened.pool.pieces(block.address, block.bytes));
                 pieces.for_each(|piece| add(home, piece.place, piece.bytes));
             }

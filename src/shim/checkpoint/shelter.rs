@@ -6,6 +6,7 @@
 
 use super::Shuttles;
 use super::blocks::{NOBODY, Span};
+use crate::backing::copies;
 use crate::backing::open::Opened;
 use crate::gate;
 use crate::image::crew::{self, Crews, Part, Way};
@@ -13,9 +14,8 @@ use crate::image::plain::Plain;
 use crate::image::{self, Failed};
 use crate::suspend;
 use gpupool_cuda::Driver;
-use gpupool_pool::{Block, Free, Mover, Place, Request, Transfer, Usage};
+use gpupool_pool::{Block, Free, Mover, Place, Request, Transfer};
 use gpupool_store::{Key, PART, Writer};
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,33 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What has one piece of room: enough that a request and the copies are cheap, and little enough that there is often room for one more.
 const BATCH: u64 = 256 << 20;
 
-/// The blocks that copies lie in now, by their numbers, each known before the program that was stopped for it goes on.
-static ROOMS: Mutex<BTreeMap<u64, Block>> = Mutex::new(BTreeMap::new());
 /// Bytes of plain memory that copies lie in.
 static ON_HOST: AtomicU64 = AtomicU64::new(0);
-
-/// Whether this block is no memory of the program's, but a copy of some for an image.
-pub fn is_copy(block: &Block) -> bool {
-    ROOMS.lock().contains_key(&block.id)
-}
-
-/// What the pool has, without copies: they are held, and no memory of the program's is in use for them. What was in use at most counts them.
-pub fn usage_without_copies(opened: &Opened) -> Usage {
-    let mut usage = opened.pool.usage();
-    // Not under the lock: the pool has its own.
-    let copies: Vec<Block> = ROOMS.lock().values().copied().collect();
-    for Block { address, bytes, .. } in copies {
-        usage.live_blocks = usage.live_blocks.saturating_sub(1);
-        usage.live_bytes = usage.live_bytes.saturating_sub(bytes);
-        usage.allocations = usage.allocations.saturating_sub(1);
-        for piece in opened.pool.pieces(address, bytes) {
-            if let Some(there) = usage.places.iter_mut().find(|there| there.place == piece.place) {
-                there.used = there.used.saturating_sub(piece.bytes);
-            }
-        }
-    }
-    usage
-}
 
 /// Bytes of the host's memory that copies for an image lie in at most: what is zero was never made.
 pub fn bytes_on_host() -> u64 {
@@ -123,7 +98,7 @@ impl Shelter {
         let &Span { owner, gpu, .. } = batch.first()?;
         let bytes = batch.iter().map(|span| span.bytes).sum();
         let block = self.room(gpu, bytes)?;
-        ROOMS.lock().insert(block.id, block);
+        copies::add(block);
         let mut at = block.address;
         let mut transfers = Vec::new();
         let mut copies = Vec::new();
@@ -304,6 +279,6 @@ impl Drop for OnGpus {
     fn drop(&mut self) {
         // Whoever copied has waited for it. Waiting for the program's work as well would take as long as its longest kernel.
         let _ = self.opened.pool.free(self.block.address, Free::Lazy);
-        ROOMS.lock().remove(&self.block.id);
+        copies::remove(&self.block);
     }
 }
