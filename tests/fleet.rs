@@ -300,7 +300,7 @@ fn settings_change_while_a_program_works_and_what_follows_is_told() {
         row["note"].as_str().unwrap_or_default().to_owned()
     };
     assert!(done);
-    let note = change("GPUPOOL_LIMIT", "", "0:12.0MiB");
+    let note = change("GPUPOOL_LIMIT", "", "0:12MiB");
     assert!(note.contains(" moved away from GPU 0"), "{note}");
     change("GPUPOOL_PRIORITY", "50", "80");
     change("GPUPOOL_MOVE_SHARE", "5%", "7%");
@@ -353,6 +353,36 @@ fn settings_change_while_a_program_works_and_what_follows_is_told() {
     let events = ends_well(program);
     let changed = |event: &&Event| matches!(event, Event::SettingChange(_));
     assert_eq!(events.iter().filter(changed).count(), 7);
+}
+
+#[test]
+fn what_cannot_come_home_when_a_limit_is_raised_is_told() {
+    let machine = Machine::new("2x320MiB");
+    let mut debtor = machine.debtor(60);
+    debtor.ask("spin");
+    let (told, done) = machine.told(&format!("set --json {} limit=0:260MiB", debtor.pid()));
+    let change = &told["changes"][0];
+    assert!(done && change["old"] == "0:2MiB" && change["new"] == "0:260MiB", "{told}");
+    let note = change["note"].as_str().unwrap_or_default();
+    assert!(note.contains(" stays elsewhere than on GPU 0: "), "{told}");
+    debtor.ask("release");
+    recall::is_whole(debtor);
+}
+
+#[test]
+fn a_suspension_says_where_the_memory_is_afterwards() {
+    let machine = Machine::new("2x320MiB");
+    for (to, expected) in [("peers", " on GPU 1"), ("host", " on the host")] {
+        let program = machine.holder(machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1"), 60);
+        let said = machine.gpupool(&format!("suspend --to {to} {}", program.pid()));
+        let said = format!("{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+        assert!(
+            said.contains("60.0 MiB left the GPUs that it works on (it has 60.0 MiB") && said.contains(expected),
+            "{said}"
+        );
+        assert!(machine.told(&format!("resume --json {}", program.pid())).1);
+        recall::is_whole(program);
+    }
 }
 
 #[test]

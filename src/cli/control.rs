@@ -66,6 +66,9 @@ pub struct Told {
     pub waited_microseconds: u64,
     /// Of those that moved, in the time without that wait.
     pub bytes_per_second: u64,
+    /// Where its memory is now, in words, where that is said.
+    #[serde(skip)]
+    pub whereabouts: String,
 }
 
 /// How many bytes of memory a byte on the disk is of, in thousandths; nothing where nothing was written.
@@ -257,6 +260,7 @@ fn told_by(row: &Listed, answer: Result<Reply, String>) -> Told {
         microseconds: 0,
         waited_microseconds: 0,
         bytes_per_second: 0,
+        whereabouts: String::new(),
     };
     match answer {
         Ok(Reply::Done { moved, stayed, to_disk, stored, microseconds, waited }) => Told {
@@ -913,7 +917,7 @@ pub fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<bool,
         stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
     }
     for told in all {
-        let Told { pid, error, bytes, stayed_bytes, microseconds, waited_microseconds, .. } = told;
+        let Told { pid, error, bytes, stayed_bytes, microseconds, waited_microseconds, whereabouts, .. } = told;
         if let Some(error) = error {
             complain(&format!("process {pid}: {error}"));
             continue;
@@ -934,7 +938,7 @@ pub fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<bool,
         let stayed =
             if *stayed_bytes > 0 { format!("; {} {did_not}", format_size(*stayed_bytes)) } else { String::new() };
         stdout::print(&format!(
-            "process {pid}: {} {did} in {seconds:.2} s ({}/s){waited}{takes}{stayed}\n",
+            "process {pid}: {} {did}{whereabouts} in {seconds:.2} s ({}/s){waited}{takes}{stayed}\n",
             format_size(*bytes),
             format_size(told.bytes_per_second)
         ))?;

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::builder::TypedValueParser;
-use gpupool_config::parse_duration;
+use gpupool_config::{format_size, parse_duration};
+use gpupool_metrics::Snapshot;
 use gpupool_wire::control::{MOST_PATH, Request, Target};
 
 use crate::control::{self, Told};
@@ -88,6 +89,26 @@ fn to(text: OsString) -> Result<Target, String> {
     }
 }
 
+/// Where the memory of a process is now, but for the GPUs that it works on; in words. Its page says it before it answers.
+fn whereabouts(row: &Listed) -> String {
+    let pid = row.told.process.identity.pid;
+    let now = control::find(&[pid]).ok().and_then(|rows| rows.into_iter().find(|now| now.key() == row.key()));
+    let Some(Listed { told: Snapshot { contexts, levels, .. }, .. }) = now else { return String::new() };
+    let works = |gpu: u32| contexts.rows.iter().any(|context| context.device == gpu);
+    let mut on_host = 0;
+    let mut all = Vec::new();
+    for place in &levels.places.rows {
+        let bytes = place.held.saturating_add(place.own);
+        if place.on_host {
+            on_host += bytes;
+        } else if place.is_gpu() && bytes > 0 && !works(place.number) {
+            all.push(format!("{} on GPU {}", format_size(bytes), place.number));
+        }
+    }
+    all.extend((on_host > 0).then(|| format!("{} on the host", format_size(on_host))));
+    if all.is_empty() { String::new() } else { format!(" (it has {} now)", all.join(", ")) }
+}
+
 fn wait(text: &str) -> Result<Duration, String> {
     parse_duration(text).map_err(|error| error.to_string())
 }
@@ -106,7 +127,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::FAILURE);
     }
     let target = args.to.clone();
-    let told = match rows.as_slice() {
+    let mut told = match rows.as_slice() {
         [_] => {
             let patience = u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX);
             let target = target.clone();
@@ -116,8 +137,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     };
     let left = match &target {
         Target::Folder(folder) => format!("left the GPUs for {}", terminal::clean(&folder.to_string_lossy())),
-        Target::Anywhere | Target::Peers | Target::Host => "left the GPUs".to_owned(),
+        Target::Anywhere | Target::Peers | Target::Host => "left the GPUs that it works on".to_owned(),
     };
+    if !matches!(target, Target::Folder(_)) {
+        rows.iter().zip(&mut told).for_each(|(row, told)| told.whereabouts = whereabouts(row));
+    }
     let done = control::print(&told, args.json, &left, "stayed there")?;
     let is_frozen = !args.process || done && freeze(&rows, args.json)?;
     if done && is_frozen {

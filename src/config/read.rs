@@ -108,7 +108,7 @@ mod tests {
     fn one_setting_is_read_however_its_name_is_written() {
         for words in ["limit=0:20GiB", "GPUPOOL_LIMIT=0:20GiB", " Limit =0:20GiB"] {
             let (row, settings) = read_one(words).unwrap();
-            assert_eq!((row.name, settings.limit.to_string()), ("GPUPOOL_LIMIT", "0:20.0GiB".to_owned()), "{words}");
+            assert_eq!((row.name, settings.limit.to_string()), ("GPUPOOL_LIMIT", "0:20GiB".to_owned()), "{words}");
         }
         assert_eq!(read_one("move-share=7%").unwrap().1.move_share, 70);
         assert_eq!(read_one("move_share=").unwrap().1.move_share, Settings::default().move_share);

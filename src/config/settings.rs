@@ -9,7 +9,7 @@ use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placem
 use crate::log_path::LogPath;
 use crate::outside::Outside;
 use crate::problem::Problem;
-use crate::size::{format_size, parse_size};
+use crate::size::{exact_size, format_size, parse_size};
 
 /// What a process was told. Sizes are bytes; `None` is the default that the table describes and only the process can
 /// work out.
@@ -290,7 +290,7 @@ impl fmt::Display for Devices {
 /// As it is written: `0:70GiB,1:40GiB` or one size; nothing where there is none.
 impl fmt::Display for Limits {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let size = |bytes: u64| format_size(bytes).replace(' ', "");
+        let size = exact_size;
         match self {
             Limits::Unset => Ok(()),
             Limits::Every(bytes) => out.write_str(&size(*bytes)),

@@ -104,10 +104,25 @@ pub fn format_size(bytes: u64) -> String {
     format!("{value:.1} {}", NAMES[unit])
 }
 
+/// `bytes` as a setting is written, not rounded: in the largest unit of which it is a whole number, `1900MiB`.
+pub fn exact_size(bytes: u64) -> String {
+    const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let whole = UNITS.iter().find(|(bits, _)| bytes > 0 && bytes.trailing_zeros() >= *bits);
+    whole.map_or_else(|| bytes.to_string(), |(bits, name)| format!("{}{name}", bytes >> bits))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_size_that_is_written_exactly_reads_as_the_same() {
+        for text in ["0", "1", "1025", "1900MiB", "1536MiB", "20GiB", "4KiB", "3TiB"] {
+            assert_eq!(exact_size(parse_size(text).unwrap()), text);
+        }
+        assert_eq!(exact_size(parse_size("1.5GiB").unwrap()), "1536MiB");
+    }
 
     #[test]
     fn every_unit_has_its_size() {

@@ -4,8 +4,8 @@
 //! gives it to other memory later wants the name, and not its old contents. Nothing is silent: what did not come back is an error of that
 //! call and a line, and at the end it is told how much did.
 
+use crate::backing::copies;
 use crate::backing::open::{self, Opened};
-use crate::checkpoint;
 use crate::checkpoint::blocks::{self, GUESSED, OWN};
 use crate::gate;
 use crate::image::Shuttle;
@@ -123,7 +123,7 @@ fn paired(opened: &Opened, reader: &Reader) -> Result<Vec<(Block, u64)>, String>
     // One that no small block stands on any more is there for a while or not, as it comes.
     opened.pool.free_empty_slabs();
     let mut blocks: Vec<Block> = opened.pool.stretches().into_iter().map(|(block, _)| block).collect();
-    blocks.retain(|block| !checkpoint::is_copy(block));
+    blocks.retain(|block| !copies::is_copy(block));
     blocks.sort_by_key(|block| block.id);
     let mut stored: Vec<&About> = reader.manifest().blocks.iter().map(|block| &block.about).collect();
     stored.retain(|about| about.id < OWN);

@@ -23,6 +23,8 @@ pub struct Settings {
     pub context_bytes: u64,
     /// What `cuInit` takes from a GPU, by physical index, long before there is a context (`SIMCUDA_INIT_MIB`).
     pub init_bytes: Vec<(usize, u64)>,
+    /// Milliseconds that NVML's list of processes takes at most while another process begins (`SIMCUDA_LIST_MS`).
+    pub list_ms: u64,
     /// Bytes that a GPU takes for each 2 MiB mapped for it (`SIMCUDA_PAGE_TABLES`).
     pub page_tables: u64,
     /// The CUDA version answered, 1000 × major + 10 × minor (`SIMCUDA_DRIVER`).
@@ -108,6 +110,7 @@ impl Settings {
                 text.parse::<u64>().ok()?.checked_mul(1 << 20)
             })?,
             init_bytes: parse(named("SIMCUDA_INIT_MIB", ""), "GPU=MIB, several with commas", init_bytes)?,
+            list_ms: parse(named("SIMCUDA_LIST_MS", "0"), "a number of milliseconds", |text| text.parse().ok())?,
             page_tables: parse(named("SIMCUDA_PAGE_TABLES", "0"), "a number of bytes up to 2097152", |text| {
                 text.parse().ok().filter(|bytes| *bytes <= GRANULE)
             })?,

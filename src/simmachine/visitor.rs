@@ -90,6 +90,14 @@ impl Visitor {
         }
     }
 
+    /// Whether a process other than this one is part of the machine and has no context yet.
+    pub fn begins_beside(&self, pid: u32) -> bool {
+        let _guard = self.occupancy().lock();
+        let begins =
+            |slot: &Slot| slot.contexts.iter().all(|count| count.load(Relaxed) == 0) && slot.frozen() != Frozen::Gone;
+        self.living().any(|(_, slot)| slot.pid.load(Relaxed) != pid && begins(slot))
+    }
+
     /// Processes with a context on a GPU, and the bytes they use there.
     pub fn on_gpu(&self, place: usize) -> Vec<(u32, u64)> {
         let _guard = self.occupancy().lock();

@@ -118,7 +118,7 @@ pub fn processes<T>(
     list: Out<T>,
     entry: impl Fn(c_uint, u64) -> T,
 ) -> Answer {
-    let found = Gpu::of(device)?.processes()?;
+    let found = Gpu::of(device)?.list()?;
     let room = count.get()? as usize;
     count.set(found.len() as c_uint)?;
     if found.len() > room {

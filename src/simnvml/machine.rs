@@ -6,6 +6,7 @@ use simmachine::links::Link;
 use simmachine::settings::Settings;
 use simmachine::{Occupancy, Visitor, gpu_place};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 /// How often it was initialised and not shut down.
@@ -103,6 +104,15 @@ impl Gpu {
         let total = self.capacity()?;
         let used = visitor()?.map_or(0, |visitor| visitor.used(gpu_place(self.index)));
         Ok((total, used.min(total)))
+    }
+
+    /// The same, for who asks for the list: it is slow while another process begins.
+    pub fn list(self) -> Answer<Vec<(u32, u64)>> {
+        let until = Instant::now() + Duration::from_millis(settings()?.list_ms);
+        while Instant::now() < until && visitor()?.is_some_and(|visitor| visitor.begins_beside(std::process::id())) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.processes()
     }
 
     /// Processes with a context, and what they use.

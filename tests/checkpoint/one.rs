@@ -4,6 +4,7 @@ use super::{
     MIB, agrees, begin_image, blocks_of, checkpointed, copied, data, ends_well, generations, image, image_under_way,
     make_newer, not_copied, refused, store, stored, told, unfinished, verifies, writers,
 };
+use gpupool_metrics::Snapshot;
 use gpupool_store::{Reader, Which};
 use harness::{Run, Running, at_work, eventually, goes_on, held_writers, page_of};
 use serde_json::Value;
@@ -662,7 +663,17 @@ fn a_program_is_not_suspended_while_an_image_of_it_is_written_whoever_else_asks_
         let ended = program.gpupool(&format!("suspend --to host --json {}", program.pid()));
         serde_json::from_slice(&ended.stdout).unwrap()
     };
+    let page = || page_of(&program.session(), program.pid());
+    let before = eventually("a page", || page().filter(|page| page.levels.live_bytes >= KIB << 10));
     let (mut command, writers) = image_under_way(&program, &folder);
+    // The copy is no memory that the program uses.
+    let used =
+        |page: &Snapshot| (page.levels.live_bytes, page.levels.places.rows.iter().map(|place| place.used).sum::<u64>());
+    let now = eventually("a page that says what the copy takes", || {
+        let held = |page: &Snapshot| page.levels.places.rows.iter().map(|place| place.held).sum::<u64>();
+        page().filter(|page| held(page) >= held(&before) + (KIB << 10))
+    });
+    assert_eq!(used(&now), used(&before), "{now:?}");
     // The second time nobody is in the way but the one who was refused.
     for _ in 0..2 {
         let why = refused(&program, &other, "");

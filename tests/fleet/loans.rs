@@ -290,6 +290,8 @@ fn what_has_not_left_before_whoever_came_has_gone_stays_and_leaves_for_the_next_
     let mut program = borrowing(&machine, rank(&machine).env("GPUPOOL_RECALL_WAIT", SHORT), 120, 200);
     program.ask("spin");
     let bare = comes(&machine, 2);
+    // Until then it leaves for one who is about to come, and is lent as before.
+    eventually("one that is seen there", || log_of(&program).contains("somebody works on GPU 2 now").then_some(()));
     stays(&program);
     ends(bare);
     eventually("a GPU that lends again", || log_of(&program).contains("works on GPU 2 any more").then_some(()));

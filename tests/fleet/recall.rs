@@ -856,14 +856,20 @@ fn programs_that_only_look_like_ranks_lend_each_other_their_gpus() {
     let renamed = tempfile::tempdir().unwrap();
     let renamed = renamed.path().join("another");
     std::fs::copy(harness::program("neighbour"), &renamed).unwrap();
-    for is in ["another session", "another parent", "another program"] {
+    // Two scripts of one interpreter.
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("python3");
+    std::fs::copy(harness::program("neighbour"), &python).unwrap();
+    for is in ["another session", "another parent", "another program", "another script"] {
         let machine = Machine::new("2x320MiB");
         let of = |run: Run, gpu: u32| {
             let run = machine.with_priority(run, 50).env("GPUPOOL_IDLE", "100ms");
             run.env("GPUPOOL_LIMIT", format!("{gpu}:16MiB"))
         };
-        let mut first = machine.start(of(Run::program("neighbour").arg("0"), 0));
+        let first = if is == "another script" { Run::command(&python) } else { Run::program("neighbour") };
+        let mut first = machine.start(of(first.arg("0"), 0));
         let other = match is {
+            "another script" => Run::command(&python).arg("1"),
             "another session" => Run::command("setsid").arg(harness::program("neighbour")).arg("1"),
             // It starts the program, and waits for it.
             "another parent" => {
@@ -890,6 +896,30 @@ fn programs_that_only_look_like_ranks_lend_each_other_their_gpus() {
         is_whole(first);
         is_whole(other);
     }
+}
+
+/// Whose arguments differ, each sees its own GPU first.
+#[test]
+fn one_script_that_an_interpreter_runs_twice_is_ranks_of_one_job_and_says_why_memory_lies_on_the_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("python3");
+    std::fs::copy(harness::program("neighbour"), &python).unwrap();
+    let machine = Machine::new("2x320MiB");
+    let rank = |list: &str| {
+        let run = machine.with_priority(Run::command(&python).args("-u 0").arg(format!("--gpus={list}")), 50);
+        run.env("GPUPOOL_LIMIT", "0:16MiB").env("GPUPOOL_IDLE", "100ms").env("CUDA_VISIBLE_DEVICES", list)
+    };
+    let mut ranks = [machine.start(rank("0,1")), machine.start(rank("1,0"))];
+    keep_to_their_own_gpus(&machine, &mut ranks, [0, 0]);
+    for program in &ranks {
+        let log = std::fs::read_to_string(program.log()).unwrap();
+        assert!(
+            log.contains("was taken for one of several ranks of a job") && log.contains("gpupool set PID devices=0,1"),
+            "{log}"
+        );
+        assert!(!log.contains("no GPU that can lend has room"), "{log}");
+    }
+    ranks.into_iter().for_each(|program| drop(is_whole(program)));
 }
 
 /// As Dask-CUDA starts its workers: each sees all GPUs, its own one first.

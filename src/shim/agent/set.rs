@@ -161,8 +161,13 @@ fn change_limit(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {
     let mut said: Vec<String> = Some(left).filter(|said| !said.is_empty()).into_iter().collect();
     for ((gpu, before), (_, now)) in before.into_iter().zip(limits()) {
         if now > before {
-            let Vacated { moved, .. } = vacate::bring_home(gpu, until, is_wanted, &mut |_, _| {});
+            let Vacated { moved, rest, .. } = vacate::bring_home(gpu, until, is_wanted, &mut |_, _| {});
             said.extend((moved > 0).then(|| format!("{} came to GPU {gpu}", format_size(moved))));
+            said.extend(
+                rest.iter().map(|rest| {
+                    format!("{} stays elsewhere than on GPU {gpu}: {}", format_size(rest.bytes), rest.what)
+                }),
+            );
         } else if now < before && !terms::is_drained(gpu) {
             said.extend(stays(gpu, &vacate::beyond_the_pool(gpu, now)));
         }

@@ -1,5 +1,6 @@
 //! Where the pool's memory comes from.
 
+pub mod copies;
 pub mod host;
 pub mod kernels;
 pub mod level;

@@ -152,6 +152,6 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
         let names = plan.places.iter().map(|spec| spec.place.to_string());
         (PoolOpen { base, bytes, places: names.collect() }, text)
     });
-    super::level::opened(&plan.places, || opened().map(|opened| opened.pool.usage()));
+    super::level::opened(&plan.places, || opened().map(super::copies::usage_without));
     Some(Opened { plan, pool: Pool::new(config, vmm), base, bytes })
 }

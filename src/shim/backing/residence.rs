@@ -1,7 +1,7 @@
 //! How much of the memory in use lies near the GPUs that it was allocated for, and how much elsewhere. Memory that the program made by
 //! `cuMemCreate` is not in it: nobody says for which GPU that is.
 
-use super::open;
+use super::{copies, open};
 use crate::clock::monotonic_nanoseconds as now;
 use crate::log;
 use crate::watch::context;
@@ -76,7 +76,9 @@ pub fn loans(usage: &Usage) -> BTreeMap<(u32, Place), u64> {
             let Some(opened) = open::opened() else { return loans };
             for &home in homes {
                 let blocks = opened.pool.blocks(home);
-                let pieces = blocks.iter().flat_map(|block| opened.pool.pieces(block.address, block.bytes));
+                // Copies for an image are nobody's loan.
+                let blocks = blocks.iter().filter(|block| !copies::is_copy(block));
+                let pieces = blocks.flat_map(|block| opened.pool.pieces(block.address, block.bytes));
                 pieces.for_each(|piece| add(home, piece.place, piece.bytes));
             }
         }

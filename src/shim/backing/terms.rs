@@ -496,6 +496,15 @@ fn tell_pool() {
     }
 }
 
+/// Why [`keeps_apart`] is so, in words.
+pub fn why_apart() -> &'static str {
+    if process::settings().local_ranks.is_some() {
+        "its own GPU has no room, and as one of several ranks on this host by its launcher's word this process is lent no other GPU than those that nobody works on"
+    } else {
+        "its own GPU has no room, and this process was taken for one of several ranks of a job, since others that run the same program from the same place work on other GPUs, so that it is lent no other GPU than those that nobody works on"
+    }
+}
+
 /// Whether only its own GPU, those that nobody works on and the host serve this process, as one of several ranks.
 pub fn keeps_to_its_own() -> bool {
     is_one_of_ranks(false)

@@ -6,6 +6,7 @@
 
 use super::Shuttles;
 use super::blocks::{NOBODY, Span};
+use crate::backing::copies;
 use crate::backing::open::Opened;
 use crate::gate;
 use crate::image::crew::{self, Crews, Part, Way};
@@ -15,23 +16,15 @@ use crate::suspend;
 use gpupool_cuda::Driver;
 use gpupool_pool::{Block, Free, Mover, Place, Request, Transfer};
 use gpupool_store::{Key, PART, Writer};
-use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What has one piece of room: enough that a request and the copies are cheap, and little enough that there is often room for one more.
 const BATCH: u64 = 256 << 20;
 
-/// The numbers of blocks that copies lie in now, each known before the program that was stopped for it goes on.
-static ROOMS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 /// Bytes of plain memory that copies lie in.
 static ON_HOST: AtomicU64 = AtomicU64::new(0);
-
-/// Whether this block is no memory of the program's, but a copy of some for an image.
-pub fn is_copy(block: &Block) -> bool {
-    ROOMS.lock().contains(&block.id)
-}
 
 /// Bytes of the host's memory that copies for an image lie in at most: what is zero was never made.
 pub fn bytes_on_host() -> u64 {
@@ -105,7 +98,7 @@ impl Shelter {
         let &Span { owner, gpu, .. } = batch.first()?;
         let bytes = batch.iter().map(|span| span.bytes).sum();
         let block = self.room(gpu, bytes)?;
-        ROOMS.lock().insert(block.id);
+        copies::add(block);
         let mut at = block.address;
         let mut transfers = Vec::new();
         let mut copies = Vec::new();
@@ -293,6 +286,6 @@ impl Drop for OnGpus {
     fn drop(&mut self) {
         // Whoever copied has waited for it. Waiting for the program's work as well would take as long as its longest kernel.
         let _ = self.opened.pool.free(self.block.address, Free::Lazy);
-        ROOMS.lock().remove(&self.block.id);
+        copies::remove(&self.block);
     }
 }

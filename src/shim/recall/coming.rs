@@ -1,6 +1,9 @@
 //! Who is about to come to a GPU that is borrowed from, before NVML lists it there: by the GPU's memory in use ([`look_at`]), for which what is borrowed leaves, and by the driver's open files
 //! ([`pause`]), for which it is only looked more often ([`gpupool_lending::Coming`]).
 //!
+//! It is looked at first, and where it tells that nobody has come NVML's list is asked seldom ([`glance`]): that can hold its asker up for 54 ms where one GPU is visible and 108 ms where two are, just while somebody comes (four H100, driver 580.159.04, 2026-11-27), where the memory in use is told in 8 µs. With
+//! the list asked first what leaves was begun 96 ms before the context was made, instead of 200 and more.
+//!
 //! Only where nobody has a context: whoever has one may take memory at any moment, and is no comer for that. What is there then is borrowed, and the number grows by a borrower of ours, by one of ours that calls
 //! `cuInit`, or by a program that cannot ask. The first two are told apart by what they say themselves ([`taking`]) and by what the kernel tells of processes that have no page yet.
 
@@ -12,7 +15,7 @@ use crate::{log, nvml, taking};
 use gpupool_config::format_size;
 use gpupool_events::RecallSign;
 use gpupool_interpose::cancel;
-use gpupool_lending::{AWAITED, Alarm, Coming, Heed, InUse, Whom};
+use gpupool_lending::{AWAITED, Alarm, Coming, Heed, InUse, Listed, Whom};
 use gpupool_metrics::folder::Folder;
 use gpupool_metrics::{Snapshot, now as now_in_pages, stat};
 use parking_lot::Mutex;
@@ -33,12 +36,17 @@ struct Watched {
     is_known: bool,
     /// When that was asked, in nanoseconds of the monotonic clock.
     asked: u64,
+    listed: Listed,
     alarm: Alarm,
 }
 
 impl Watched {
     /// So much is in use; by how much more than at the last look.
     fn note(&mut self, gpu: u32, used: Option<u64>) -> Option<u64> {
+        // Also where it was not told before: who came while the list was asked for is in it from the beginning.
+        if used.is_some() && used != self.used.last() {
+            self.listed.change();
+        }
         if self.is_known != used.is_some() {
             self.is_known = used.is_some();
             let when = if self.is_known { "from now on, as nobody has a context there" } else { "no more" };
@@ -81,8 +89,47 @@ pub fn stop(gpu: u32) {
     }
 }
 
-/// Looks how much of a GPU is in use, and has all leave that is borrowed there if that grew by none of ours. `is_empty`: nobody has a context there, as of now.
-pub fn look_at(gpu: &Gpu, is_empty: bool) {
+/// What a look at the memory in use alone tells of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Glance {
+    /// Nobody has come since the list was asked for.
+    Nobody,
+    /// The list is to be asked for.
+    AskList,
+    /// Somebody is about to come, and all that is borrowed is to leave: before anything is asked that may take long.
+    Leaves,
+}
+
+/// Looks at a GPU on which nobody had a context when that was asked last, if it is such a one, and has all leave that is borrowed there if its memory in use grew by none of ours. The list is to be asked for in the look behind one
+/// that saw that change, twice a second in any case, and where it is not told.
+pub fn glance(gpu: &Gpu) -> Glance {
+    let state = || {
+        let mut all = WATCHED.lock();
+        let watched = all.entry(gpu.ordinal).or_default();
+        (watched.is_known, watched.listed.is_due(Instant::now()))
+    };
+    // What is seen to change now is a reason to ask in the next look.
+    let (is_known, is_due) = state();
+    if is_known && look_at(gpu, true) {
+        return Glance::Leaves;
+    }
+    if is_due || !state().0 { Glance::AskList } else { Glance::Nobody }
+}
+
+/// The list of a GPU was asked for. `is_empty`: nobody has a context there, as of now.
+pub fn listed(gpu: &Gpu, is_empty: bool) {
+    let mut all = WATCHED.lock();
+    let watched = all.entry(gpu.ordinal).or_default();
+    watched.listed.note(is_empty, Instant::now());
+    let is_known = watched.is_known;
+    drop(all);
+    if !is_empty || !is_known {
+        look_at(gpu, is_empty);
+    }
+}
+
+/// Looks how much of a GPU is in use, and has all leave that is borrowed there if that grew by none of ours; whether it does. `is_empty`: nobody has a context there, as far as is known.
+fn look_at(gpu: &Gpu, is_empty: bool) -> bool {
     let ordinal = gpu.ordinal;
     let now = monotonic_nanoseconds();
     let used = if is_empty { in_use(gpu) } else { None };
@@ -105,7 +152,7 @@ pub fn look_at(gpu: &Gpu, is_empty: bool) {
     }
     if !is_empty {
         leaving::has_come(ordinal);
-        return;
+        return false;
     }
     if let Some(time) = over {
         leaving::has_come(ordinal);
@@ -117,13 +164,12 @@ pub fn look_at(gpu: &Gpu, is_empty: bool) {
     } else if !is_awaited(ordinal) {
         leaving::has_come(ordinal);
     }
-    if let Some((bytes, used)) = more.zip(used) {
-        grew(gpu, bytes, used, before);
-    }
+    let leaves = more.zip(used).is_some_and(|(bytes, used)| grew(gpu, bytes, used, before));
     // Nothing leaves for a sign that may be false, but what whoever comes has taken of the room for its context: one that cannot make that is never seen.
     if WATCHED.lock().get(&ordinal).is_some_and(|watched| watched.alarm.is_distrusted()) {
         leaving::keep_reserve(gpu);
     }
+    leaves
 }
 
 /// Bytes of a GPU that are in use, where that is told.
@@ -133,16 +179,16 @@ fn in_use(gpu: &Gpu) -> Option<u64> {
     nvml::get()?.used(&gpu.uuid)
 }
 
-/// A GPU's memory in use grew by so much since then, to what it is.
-fn grew(known: &Gpu, bytes: u64, used: u64, since: u64) {
+/// A GPU's memory in use grew by so much since then, to what it is; whether all leaves for that.
+fn grew(known: &Gpu, bytes: u64, used: u64, since: u64) -> bool {
     let gpu = known.ordinal;
-    let Some(bytes) = unexplained(known, bytes, used, since) else { return };
+    let Some(bytes) = unexplained(known, bytes, used, since) else { return false };
     let now = Instant::now();
     COMING.lock().expect(now);
-    let heed = WATCHED.lock().entry(gpu).or_default().alarm.rings(now);
+    let heed = WATCHED.lock().entry(gpu).or_default().alarm.rings(bytes, now);
     let borrowed = give::on_gpu(gpu);
     let leaves = match heed {
-        Heed::Same => return,
+        Heed::Same => return false,
         Heed::Leave => true,
         Heed::Look(_) => false,
     };
@@ -165,6 +211,7 @@ fn grew(known: &Gpu, bytes: u64, used: u64, since: u64) {
     if leaves {
         leaving::begin(gpu, Whom::Comer, u64::MAX);
     }
+    leaves
 }
 
 /// So much of a growth that nobody explains who is there, if any of it.

@@ -8,7 +8,8 @@
 //! another namespace, which does not matter here: only that there are none.
 
 use super::at_work::{self, Work};
-use super::{ask, coming, give, leaving};
+use super::coming::{self, Glance};
+use super::{ask, give, leaving};
 use crate::backing::{open, terms};
 use crate::{bell, log, nvml, process};
 use gpupool_interpose::cancel;
@@ -57,7 +58,9 @@ fn try_to_widen(home: u32, bytes: u64) -> Option<()> {
         if widened.is_some_and(|widened| widened.elapsed() < PERIOD) {
             return None;
         }
-        let reached = at_work::on(plan, |gpu| gpu.ordinal != home && plan.topology.reach(home, gpu.ordinal));
+        // Where somebody is about to come nothing more is lent, and the list would hold up what leaves for that.
+        let may_lend = |gpu: u32| gpu != home && plan.topology.reach(home, gpu) && !coming::is_awaited(gpu);
+        let reached = at_work::on(plan, |gpu| may_lend(gpu.ordinal));
         let idle = reached.into_iter().filter(|(_, work)| *work == Some(Work::Nobody));
         let newly = terms::lend_while_idle(&idle.map(|(gpu, _)| gpu).collect::<Vec<_>>(), true);
         newly.iter().for_each(|gpu| has_room_again(*gpu));
@@ -124,11 +127,18 @@ pub fn look() -> Option<Duration> {
         );
         leaving::begin(gpu, Whom::Workers(None), u64::MAX);
     }
-    let works = at_work::on_these(&gpus);
-    let known = open::plan_made().map_or(&[][..], |plan| &plan.topology.gpus[..]);
+    let plan = open::plan_made().map_or(&[][..], |plan| &plan.topology.gpus[..]);
+    let known = |gpu: u32| plan.iter().find(|known| known.ordinal == gpu && terms::is_lent_while_idle(gpu));
+    let told: Vec<(u32, Glance)> =
+        gpus.iter().map(|gpu| (*gpu, known(*gpu).map_or(Glance::AskList, coming::glance))).collect();
+    // As of what is borrowed otherwise (`strangers.rs`). Who of ours has a context there by its page is asked for with the list, since that context shows in the memory in use as well.
+    let leaves = told.iter().any(|(_, glance)| *glance == Glance::Leaves);
+    let asked = told.into_iter().filter(|(_, glance)| !leaves && *glance == Glance::AskList).map(|(gpu, _)| gpu);
+    let asked: Vec<u32> = asked.collect();
+    let works = if asked.is_empty() { None } else { at_work::on_these(&asked) };
     for (gpu, work) in works.iter().flatten() {
-        if let Some(known) = known.iter().find(|known| known.ordinal == *gpu && terms::is_lent_while_idle(*gpu)) {
-            coming::look_at(known, *work == Some(Work::Nobody));
+        if let Some(known) = known(*gpu) {
+            coming::listed(known, *work == Some(Work::Nobody));
         }
     }
     let busy = |(gpu, work): (u32, Option<Work>)| match work {

@@ -1,5 +1,6 @@
 //! The other ranks of a job, where no launcher's variable tells of them (`torch.multiprocessing.spawn`, Dask-CUDA, vLLM's workers): processes of one
-//! session and one parent that run the same program, see the same GPUs and each work on others of these. They keep to their own GPUs, as ranks do.
+//! session and one parent that run the same program, see the same GPUs and each work on others of these. They keep to their own GPUs, as ranks do. Two scripts
+//! of one interpreter are two programs ([`gpupool_metrics::runs`]).
 
 use super::neighbours;
 use crate::backing::{open, terms};
@@ -8,7 +9,7 @@ use crate::{live, process, tiers};
 use gpupool_config::{Devices, Mode, Move};
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Snapshot, lineage};
+use gpupool_metrics::{Snapshot, lineage, runs};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -61,6 +62,7 @@ fn siblings() -> Option<u32> {
         .filter_map(|context| plan.topology.gpus.get(context.device.ordinal() as usize))
         .map(|gpu| gpu.uuid)
         .collect();
+    let own_runs = runs(std::process::id());
     let name = std::env::current_exe().ok()?.file_name()?.to_string_lossy().into_owned();
     let is_sibling = |told: &Snapshot| {
         let gpus = &told.levels.gpus.rows;
@@ -76,6 +78,8 @@ fn siblings() -> Option<u32> {
             && !works.is_empty()
             && works.is_disjoint(&at_work)
             && lineage(told.process.identity.pid) == Some(own)
+            // Read last, as it takes most. Where it is not told, they may.
+            && own_runs.as_ref().zip(runs(told.process.identity.pid)).is_none_or(|(own, theirs)| own.may_be_same_as(&theirs))
     };
     u32::try_from(neighbours::snapshots(&folder).iter().filter(|told| is_sibling(told)).count()).ok()
 }

@@ -3,10 +3,11 @@
 //! before anything was borrowed that stays free from the beginning, as it grows. When that is tried, and again, [`super::leaving`] decides. GPUs that are lent only while nobody
 //! works there are [`super::idle`]'s.
 //!
-//! NVML tells which processes there are, as soon as they have a context; how often it is asked, and what leaves before that, [`super::coming`] says. In a container it tells them by numbers of another namespace. There a program under gpupool looks like any other, and is given
+//! NVML tells which processes there are, as soon as they have a context; how often it is asked, what leaves before that, and when the memory in use is looked at instead, [`super::coming`] says. In a container it tells them by numbers of another namespace. There a program under gpupool looks like any other, and is given
 //! way to once, when it comes.
 
-use super::{at_work, coming, give, leaving, neighbours};
+use super::coming::{self, Glance};
+use super::{at_work, give, leaving, neighbours};
 use crate::backing::{open, terms, topology::Gpu};
 use crate::{clock, nvml, process};
 use gpupool_config::Mode;
@@ -68,11 +69,16 @@ impl Strangers {
         if gpus.is_empty() || nvml::get().is_none() {
             return None;
         }
-        for gpu in gpus {
+        let told: Vec<(&Gpu, Glance)> = gpus.into_iter().map(|gpu| (gpu, coming::glance(gpu))).collect();
+        // What leaves for a sign is begun before a list can hold this thread up, of whichever GPU: that is asked for in the next look.
+        let leaves = told.iter().any(|(_, glance)| *glance == Glance::Leaves);
+        let is_to_ask = |gpu: &Gpu, glance| glance == Glance::AskList || !self.borrowed.contains_key(&gpu.ordinal);
+        let asked = told.into_iter().filter(|(gpu, glance)| !leaves && is_to_ask(gpu, *glance)).map(|(gpu, _)| gpu);
+        for gpu in asked.collect::<Vec<_>>() {
             if let Some(there) = neighbours::numbers(gpu.ordinal) {
                 let is_empty = there.iter().all(|pid| at_work::is_helper(*pid));
                 self.look_at(gpu, there);
-                coming::look_at(gpu, is_empty);
+                coming::listed(gpu, is_empty);
             }
         }
         let pause = coming::pause(begun.elapsed());

@@ -9,9 +9,10 @@ pub mod memory;
 pub mod modes;
 pub mod pinned;
 
+use crate::backing::{copies, open};
 use gpupool_pool::Usage;
 
-/// What the pool holds and has held, or, in mode managed, what lies where. `None` where neither was opened.
+/// What the pool holds and has held, or, in mode managed, what lies where. `None` where neither was opened. Copies for an image that is being written are held, and not in use.
 pub fn usage() -> Option<Usage> {
-    memory::pool_usage().or_else(managed::managed_usage)
+    open::opened().map(copies::usage_without).or_else(managed::managed_usage)
 }

@@ -205,7 +205,7 @@ fn places(page: &mut Page, places: &[PlaceAtRefusal]) {
 fn out(word: &str) -> String {
     match word {
         "not listed" => "does not lend: GPUPOOL_DEVICES leaves it out, or it cannot".to_owned(),
-        "another rank's" => "does not lend: one rank of several keeps to its own GPU".to_owned(),
+        "another rank's" => "does not lend: the process is, or was taken for, one rank of several, which keep to their own GPUs; GPUPOOL_DEVICES=list overrides that".to_owned(),
         "out of reach" => "does not lend: the GPU has no peer access to it".to_owned(),
         "not lent" => "does not lend: its limit is 0".to_owned(),
         "no handles" => "is not used for handles".to_owned(),

@@ -362,19 +362,24 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64, is_put: bool, site:
 /// Memory for a GPU is on the host: said the first time, because nothing fails and all that uses it is slow.
 pub fn report_host(home: u32, on_host: u64, bytes: u64) {
     // Within a limit the driver serves what no place has room for, so doing without the host makes no OUT_OF_MEMORY.
-    let (room, advice) = if terms::is_kept_below(home) {
+    let (why, advice) = if terms::is_kept_below(home) {
         (
-            "room, and what this program had there was given to another one that does not matter less, for which it is kept for some seconds",
+            "no GPU that can lend has room, and what this program had there was given to another one that does not matter less, for which it is kept for some seconds",
             "raise GPUPOOL_PRIORITY of this one, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
+        )
+    } else if terms::keeps_apart() {
+        (
+            terms::why_apart(),
+            "set GPUPOOL_DEVICES to a list of GPUs, as GPUPOOL_DEVICES=0,1, to have these lend, at once with gpupool set PID devices=0,1, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
         )
     } else if live::limit().is_set() {
         (
-            "room within GPUPOOL_LIMIT",
+            "no GPU that can lend has room within GPUPOOL_LIMIT",
             "raise GPUPOOL_LIMIT, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
         )
     } else if open::plan_made().is_some_and(|plan| plan.has_budgets()) {
         (
-            "room within what others allow this process of it (gpupool doctor names the limit)",
+            "no GPU that can lend has room within what others allow this process of it (gpupool doctor names the limit)",
             "raise that limit, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
         )
     } else if process::driver()
@@ -382,16 +387,19 @@ pub fn report_host(home: u32, on_host: u64, bytes: u64) {
         .is_some_and(|(driver, plan)| plan.reserve_keeps(driver, home, on_host.min(bytes)))
     {
         (
-            "room beyond GPUPOOL_RESERVE",
+            "no GPU that can lend has room beyond GPUPOOL_RESERVE",
             "lower GPUPOOL_RESERVE, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead",
         )
     } else {
-        ("room", "free GPUs or add some to GPUPOOL_DEVICES, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead")
+        (
+            "no GPU that can lend has room",
+            "free GPUs or add some to GPUPOOL_DEVICES, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead",
+        )
     };
     log::warn_once(
         "host",
         format_args!(
-            "{} of the {} just allocated for GPU {home} are in the host's memory, because no GPU that can lend has {room}; \
+            "{} of the {} just allocated for GPU {home} are in the host's memory, because {why}; \
              kernels reach it over PCIe, many times more slowly than a GPU's memory (make the working set smaller, {advice}; \
              said once)",
             // What is rounded up to frames may be more than was asked for.

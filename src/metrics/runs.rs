@@ -1,0 +1,153 @@
+//! What a process runs, so that two that run the same can be told from two that only have one interpreter.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// What a process runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// Where its executable lies, as the system says; `None`: it is not to be read.
+    executable: Option<PathBuf>,
+    code: Code,
+}
+
+/// What an executable does, as far as its arguments say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Code {
+    /// That of the executable.
+    Own,
+    /// That of a file, a module, or of what stands in the arguments, which an interpreter runs.
+    Given(Vec<u8>),
+    /// It has written a title over its arguments, as `setproctitle` does (Ray, vLLM).
+    Untold,
+}
+
+/// What a process runs; `None` where it has ended, or another user's is not told.
+pub fn runs(pid: u32) -> Option<Runs> {
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let executable = fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let code = code(executable.as_deref(), &arguments);
+    Some(Runs { executable, code })
+}
+
+impl Runs {
+    /// Whether both run the same, whatever else they were given. Where it is not told they may.
+    pub fn may_be_same_as(&self, other: &Self) -> bool {
+        let is_same = self.executable.is_none() || other.executable.is_none() || self.executable == other.executable;
+        is_same && (self.code == other.code || self.code == Code::Untold || other.code == Code::Untold)
+    }
+}
+
+/// Of an executable that was started with these arguments, each with a zero behind it.
+fn code(executable: Option<&Path>, arguments: &[u8]) -> Code {
+    let mut all = arguments.strip_suffix(b"\0").unwrap_or(arguments).split(|byte| *byte == 0);
+    let first = all.next().unwrap_or_default();
+    let name = executable.and_then(Path::file_name).map_or(first, OsStr::as_bytes);
+    let is_python = |name: &[u8]| name.starts_with(b"python") || name.starts_with(b"pypy");
+    if is_python(name) {
+        // A title has no name of an interpreter at its beginning.
+        let named = Path::new(OsStr::from_bytes(first)).file_name().map_or(first, OsStr::as_bytes);
+        return if is_python(named) { of_python(all) } else { Code::Untold };
+    }
+    const OTHERS: [&[u8]; 9] = [b"julia", b"perl", b"ruby", b"node", b"lua", b"java", b"R", b"sh", b"bash"];
+    if OTHERS.contains(&name) {
+        // Options that have a value of their own behind them are not known of each; two with the same have the same.
+        let given = all.find(|argument| !argument.starts_with(b"-"));
+        return given.map_or(Code::Own, |given| Code::Given(given.to_vec()));
+    }
+    Code::Own
+}
+
+/// By the rules of `python --help`: options up to a module (`-m`), code (`-c`) or a script. The numbers in code are left out, as the workers of
+/// `multiprocessing` are started by code that has their descriptors in it.
+fn of_python<'a>(mut arguments: impl Iterator<Item = &'a [u8]>) -> Code {
+    while let Some(argument) = arguments.next() {
+        if argument == b"--check-hash-based-pycs" {
+            arguments.next();
+        } else if argument == b"-" || !argument.starts_with(b"-") {
+            return Code::Given(argument.strip_prefix(b"./").unwrap_or(argument).to_vec());
+        } else if !argument.starts_with(b"--") {
+            let takes = argument.iter().skip(1).position(|letter| b"cmWXQ".contains(letter));
+            let Some(at) = takes.map(|at| at + 1) else { continue };
+            let rest = &argument[at + 1..];
+            let value = if rest.is_empty() { arguments.next().unwrap_or_default() } else { rest };
+            match argument[at] {
+                b'm' => return Code::Given([b"-m ", value].concat()),
+                b'c' => return Code::Given(value.iter().copied().filter(|byte| !byte.is_ascii_digit()).collect()),
+                _ => {}
+            }
+        }
+    }
+    Code::Own
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(executable: &str, arguments: &[&str]) -> Runs {
+        let text: String = arguments.iter().map(|argument| format!("{argument}\0")).collect();
+        let executable = PathBuf::from(executable);
+        let code = code(Some(&executable), text.as_bytes());
+        Runs { executable: Some(executable), code }
+    }
+
+    fn python(arguments: &str) -> Runs {
+        let all: Vec<&str> = ["python3"].into_iter().chain(arguments.split(' ')).collect();
+        of("/usr/bin/python3.11", &all)
+    }
+
+    #[test]
+    fn one_script_with_other_arguments_is_the_same_and_two_scripts_are_not() {
+        let same = |a: &Runs, b: &Runs| a.may_be_same_as(b) && b.may_be_same_as(a);
+        assert!(same(&python("train.py --rank 0"), &python("-u ./train.py --rank 1")));
+        assert!(same(&python("-m pkg.train a"), &python("-um pkg.train b")));
+        assert!(same(&python("-mpkg.train a"), &python("-W ignore -X dev -m pkg.train")));
+        for (a, b) in [
+            ("train.py", "serve.py"),
+            ("train1.py", "train2.py"),
+            ("train.py", "-m train.py"),
+            ("-m train", "-m serve"),
+            ("-c train()", "-c serve()"),
+            ("train.py serve.py", "serve.py train.py"),
+            ("-Wignore train.py", "-Wignore serve.py"),
+            ("--check-hash-based-pycs always train.py", "--check-hash-based-pycs always serve.py"),
+        ] {
+            assert!(!same(&python(a), &python(b)), "{a} {b}");
+        }
+        assert!(!same(&python("train.py"), &of("/opt/other/python3.11", &["python3", "train.py"])));
+    }
+
+    #[test]
+    fn workers_that_one_program_has_spawned_are_the_same() {
+        let worker = |tracker: u32, pipe: u32| {
+            let code = format!(
+                "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd={tracker}, pipe_handle={pipe})"
+            );
+            of("/usr/bin/python3.11", &["/usr/bin/python3", "-c", &code, "--multiprocessing-fork"])
+        };
+        assert!(worker(5, 9).may_be_same_as(&worker(6, 17)));
+        // Where a title says nothing of what is run, they may be.
+        let titled = |title| of("/usr/bin/python3.11", &[title]);
+        assert!(titled("VLLM::Worker_TP0").may_be_same_as(&titled("VLLM::Worker_TP1")));
+        assert!(titled("VLLM::Worker_TP0").may_be_same_as(&worker(5, 9)));
+    }
+
+    #[test]
+    fn a_program_that_is_no_interpreter_is_the_same_whatever_it_is_given() {
+        assert!(of("/opt/train", &["train", "0"]).may_be_same_as(&of("/opt/train", &["./train", "1"])));
+        assert!(!of("/opt/train", &["train", "0"]).may_be_same_as(&of("/opt/serve", &["serve", "0"])));
+        assert!(
+            !of("/usr/bin/julia", &["julia", "-q", "a.jl"]).may_be_same_as(&of("/usr/bin/julia", &["julia", "b.jl"]))
+        );
+    }
+
+    #[test]
+    fn a_process_that_runs_is_told_of() {
+        let own = runs(std::process::id()).unwrap();
+        assert!(own.may_be_same_as(&own) && own.executable.is_some());
+        assert_eq!(runs(u32::MAX), None);
+    }
+}
