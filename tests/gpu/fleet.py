@@ -116,7 +116,8 @@ def stranger_at_once(lab):
     """A program without gpupool that as soon as it has its context asks for more than is free, block after block: by how much it may exceed that. For each
     amount a borrower anew. The least amount has to be served."""
     needs_modules("cupy")
-    held_by = _borrows(lab, True)
+    # At that level the log says also what was taken for no sign.
+    held_by = {**_borrows(lab, True), "LOG": "gpupool::memory=debug"}
     gib = lab.machine.gpus[1].total // GIB - LEFT
     lines, refused = [], []
     # What is free, and of what is borrowed a part; CuPy itself takes 1 to 2 GiB.
@@ -131,6 +132,10 @@ def stranger_at_once(lab):
         done = _checked(borrower, said)
         line = f"{wants} GiB at once: {'served' if is_served else 'refused at ' + str(came['held'])}; the context took {(came['context'] - came['before']) * 1e3:.0f} ms, "
         line += f"the blocks {came['seconds'] * 1e3:.0f} ms; "
+        for sign in done.events("recall.sign"):
+            line += f"a sign at {(sign['t'] - came['context']) * 1e3:+.0f} ms ({sign['bytes'] >> 10} KiB, {'all leaves' if sign['leaves'] else 'nothing leaves'}); "
+        notes = [note for note in done.events("note") if note.get("about") == "awaited" and note["t"] > came["before"] - 3]
+        lines += [f"  {(note['t'] - came['context']) * 1e3:+.0f} ms: {note.get('message', '')}"[:200] for note in notes]
         gave = done.events("recall.give")
         if gave:
             first = min(event["t"] - event["microseconds"] / 1e6 for event in gave)

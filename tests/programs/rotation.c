@@ -23,6 +23,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -260,15 +261,20 @@ static int is_stopped(pid_t process)
     return state && state[2] == 'T';
 }
 
+/* Said to that process, which ends when it has let this one go on: killed in between it would leave this one standing. */
+static _Atomic int *stops_no_more;
+
 /* A process that stops this one, sees that it stands, and lets it go on, until it ends. Begun before there is a driver. */
 static void begin_to_stop(void)
 {
     pid_t parent = getpid();
+    stops_no_more = mmap(NULL, sizeof *stops_no_more, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(stops_no_more != MAP_FAILED);
     beside.process = fork();
     REQUIRE(beside.process >= 0);
     if (beside.process > 0)
         return;
-    while (getppid() == parent) {
+    while (getppid() == parent && !*stops_no_more) {
         int stopped;
         kill(parent, SIGSTOP);
         while (getppid() == parent && (stopped = is_stopped(parent)) == 0)
@@ -294,7 +300,7 @@ static void begin_beside(const char *how, const CUdeviceptr *arrays, CUdeviceptr
 static void end_beside(const char *how)
 {
     if (strcmp(how, "stops") == 0) {
-        kill(beside.process, SIGKILL);
+        *stops_no_more = 1;
         REQUIRE(waitpid(beside.process, NULL, 0) == beside.process);
     }
     if (strcmp(how, "forks") != 0 && strcmp(how, "loads") != 0)
