@@ -10,6 +10,9 @@
 //! Measured on four H100 (driver 580.159.04, 2026-11-27, `fleet-comers`): the driver's files are opened 0 to 5 ms behind the begin; within 20 to 85 ms `cuInit` takes 64 KiB of every GPU of the machine, and of those that the process sees 3 328 KiB in all, in
 //! steps, until it returns (after 210 to 530 ms); right behind that the GPU on which a context is made grows by 6 to 19 MiB more within 6 to 40 ms, 120 to 127 ms before that is made. Meanwhile a look at the list takes up to 54 ms (one visible GPU) or 108 ms (two), and one at the memory
 //! in use 8 µs. So the list is asked seldom where the memory in use tells as much ([`Listed`]).
+//!
+//! Nobody else used those GPUs. Beside a borrower the first growth that was seen was the context's, less exactly those 3 328 KiB (`fleet-stranger-at-once`, the same day): they are most likely the first program's of a GPU and not
+//! each one's, so that 80 to 120 ms are all there is. That was not asked by itself.
 
 use crate::{GUARD, LONGEST_GUARD};
 use std::time::{Duration, Instant};

@@ -175,7 +175,16 @@ def comers(lab):
         except NotRun:
             pass
     lines, text = [], []
+    borrower, said = None, ""
+    if gpu:
+        try:
+            needs_modules("cupy")
+            commands.append(("plain C beside a borrower", [watcher, "come", gpu, 4]))
+        except NotRun:
+            pass
     for name, command in commands:
+        if name.endswith("a borrower"):
+            borrower, said = _holds(lab, gpu, 8, {"LIMIT": "0:1GiB", "RECALL_WAIT": "off"}, False)
         for again in ("", " again"):
             told = lab.bare([watcher, "watch", gpu, *command], 60, env).succeeded()
             lines += [f"{name}{again}:", *(f"  {line}" for line in told.lines())]
@@ -187,6 +196,8 @@ def comers(lab):
             signs = [("the driver's users", "more users of nvidia_uvm"), ("memory in use", "memory in use"), ("NVML's list", "in NVML's list")]
             shown = [f"{what} {context - first[sign]:.0f}" if sign in first else f"{what} never" for what, sign in signs]
             text.append(f"{name}{again}: {', '.join(shown)}")
+    if borrower:
+        _checked(borrower, said)
     return "ms before the context was made: " + "; ".join(text), lines
 
 
