@@ -210,7 +210,7 @@ int gpupool_pieces(const void *pointer,
 int gpupool_anchor(const void *pointer,
                    size_t bytes);
 
-// Takes back one `gpupool_anchor` of exactly this range. Returns 0 or a `gpupool_error`.
+// Takes back one `gpupool_anchor` of exactly this range. Returns 0 or a `gpupool_error`, of a range that has no such anchor `GPUPOOL_NOT_POOLED`.
 //
 // # Safety
 // None: any address may be asked about.

@@ -117,7 +117,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_IDLE",
         values: "duration or off",
         default: "10s",
-        help: "Freed memory that nobody used for this long goes back to the driver. Where the program has freed most of what it had, or others need the GPU, it goes within a second. off keeps it until somebody asks.",
+        help: "Freed memory that nobody used for this long goes back to the driver. Where the program has freed most of what it had, the first time that this looks like the end of its work, or others need the GPU, it goes within a second. off keeps it until somebody asks.",
         read: |settings, value| {
             settings.idle = if text(value)? == "off" { None } else { Some(duration(value, "10s or off")?) };
             Ok(())

@@ -480,7 +480,7 @@ events! {
         /// Bytes that are free now.
         freed: u64,
         /// Who asked or came, if that is one process.
-        pid: Option<u32>,
+        to_pid: Option<u32>,
         /// Why: `asked`, `context` (of a program without gpupool), `works` (somebody works on a GPU that was lent while nobody did), `reserve` (less was free than is kept free), `growth`
         /// (`recall.sign`).
         why: String,

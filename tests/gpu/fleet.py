@@ -86,7 +86,7 @@ def _displaced(lab, gpu, to_peer, held_by, settings, goal):
         raise Failed(f"{comer.title}: it ended before it held anything")
     checked = _checked(comer, comer_said)
     done = _checked(borrower, said)
-    gave = [(event["freed"], event["microseconds"] / 1e6, event.get("pid")) for event in done.events("recall.give")]
+    gave = [(event["freed"], event["microseconds"] / 1e6, event.get("to_pid")) for event in done.events("recall.give")]
     if not gave:
         raise Failed("the borrower gave nothing")
     freed, took = sum(row[0] for row in gave), sum(row[1] for row in gave)

@@ -26,6 +26,21 @@ fn read(line: &str) -> Record {
     Record::from_json(line.as_bytes()).unwrap_or_else(|wrong| panic!("{line}: {wrong}"))
 }
 
+/// A line would have two fields of one name, and a reader takes the one or the other: whom memory was given to passed for who had given it.
+#[test]
+fn no_field_of_an_event_is_called_as_one_that_every_line_has() {
+    let events = include_str!("../event.rs");
+    let field = |line: &str| {
+        let (name, _) = line.strip_prefix("        ")?.split_once(": ")?;
+        name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_').then(|| name.to_owned())
+    };
+    let fields: Vec<String> = events.lines().filter_map(field).collect();
+    assert!(fields.len() > 100, "{fields:?}");
+    for head in ["v", "t", "pid", "tid", "level", "event", "message"] {
+        assert!(!fields.iter().any(|field| field == head), "a field of an event is called {head}");
+    }
+}
+
 fn complaint(record: &Result<Record, LineError>) -> String {
     record.as_ref().err().map(ToString::to_string).unwrap_or_default()
 }

@@ -116,7 +116,7 @@ pub unsafe extern "C" fn gpupool_anchor(pointer: *const c_void, bytes: usize) ->
     answer(|| memory::anchor(pointer as u64, bytes as u64, gpupool_pool::Anchor::Asked), bytes)
 }
 
-/// Takes back one `gpupool_anchor` of exactly this range. Returns 0 or a `gpupool_error`.
+/// Takes back one `gpupool_anchor` of exactly this range. Returns 0 or a `gpupool_error`, of a range that has no such anchor `GPUPOOL_NOT_POOLED`.
 ///
 /// # Safety
 /// None: any address may be asked about.

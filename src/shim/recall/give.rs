@@ -121,7 +121,7 @@ pub(super) fn give(
             let microseconds = done.took.as_micros() as u64;
             // Who comes without a word wants all of it.
             let bytes = if bytes == u64::MAX { before } else { bytes };
-            (RecallGive { device: gpu, bytes, freed, pid, why: why.to_owned(), microseconds }, text)
+            (RecallGive { device: gpu, bytes, freed, to_pid: pid, why: why.to_owned(), microseconds }, text)
         });
     }
     done

@@ -17,9 +17,9 @@ use crate::backing::open::Opened;
 use crate::process;
 use crate::serve::handles::by_hand;
 use crate::watch::arguments::{self, Arguments, Reader};
-use crate::watch::context::Context;
+use crate::watch::context::{self, Context};
 use crate::watch::{capture, site};
-use gpupool_cuda::Driver;
+use gpupool_cuda::{Device, Driver};
 use gpupool_events::Site;
 use gpupool_interpose::Api;
 use gpupool_pool::{Allocation, Block, Place};
@@ -233,8 +233,10 @@ impl Watch {
             // A limit says nothing of what others have there.
             let by_limit = room.saturating_sub(unneeded);
             let free = (by_limit > 0).then(|| self.opened.plan.free_at(self.driver, place)).flatten();
-            seen.others = by_limit.saturating_sub(free.unwrap_or(u64::MAX));
-            seen.room = room - seen.others;
+            // Some of what is not free there is the program's own contexts, which no limit counts.
+            let not_free = by_limit.saturating_sub(free.unwrap_or(u64::MAX));
+            seen.others = not_free.saturating_sub(context::cost_on(Device::of(self.gpu)));
+            seen.room = room - not_free;
             seen.is_drained = self.opened.pool.accounts().is_closed(place);
         }
         self.gather();
