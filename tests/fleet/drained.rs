@@ -99,6 +99,22 @@ fn a_program_that_has_told_of_no_gpu_yet_leaves_what_is_drained() {
     is_whole(program);
 }
 
+/// Blocks of 20 MiB, of which each of the other GPUs has room for one.
+#[test]
+fn what_is_too_much_for_each_of_the_other_gpus_is_divided_among_them_before_it_goes_to_the_host() {
+    let machine = Machine::new("4x320MiB");
+    let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1,2,3");
+    let program = machine.holder(run.env("GPUPOOL_LIMIT", "0:2MiB,2:32MiB,3:24MiB"), 60);
+    machine.until(&program, "a loan", |page| held(page, 1) >= 56 * MIB);
+    machine.told("drain --json 1");
+    let page = machine.page(&program);
+    assert_eq!(held(&page, 1), 0, "{page:?}");
+    assert!(held(&page, 2) >= 18 * MIB && held(&page, 3) >= 18 * MIB, "{page:?}");
+    assert!(page.levels.residence.on_host <= 22 * MIB, "{page:?}");
+    machine.told("undrain --json 1");
+    is_whole(program);
+}
+
 /// Where the GPU that it works on has no room, and neither lender has a context: a copy engine takes three times as long as a kernel for that.
 #[test]
 fn what_goes_from_one_lender_to_another_is_copied_by_a_kernel() {

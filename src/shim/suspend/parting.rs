@@ -272,6 +272,14 @@ pub fn batches(all: &[Stretch], step: u64) -> impl Iterator<Item = &[Stretch]> {
     })
 }
 
+/// What became of a batch.
+enum Gone {
+    All,
+    /// Some of it has been freed meanwhile, and this is what has not.
+    But(Vec<Stretch>),
+    None,
+}
+
 impl Leaving<'_> {
     /// Where memory of the pool may go that belongs to this GPU, best first.
     fn targets(&self, home: u32) -> Vec<Place> {
@@ -313,27 +321,32 @@ impl Leaving<'_> {
         rest
     }
 
-    /// Moves all of these, or less and less at a time where there is no room for as much.
+    /// Moves all of these, or less and less at a time where there is no room for as much: to GPUs as long as one has room for any of them, and then to the host. What goes to the host as
+    /// a whole where it is too much for one GPU would leave the others' room empty.
     fn go(&mut self, batch: &[Stretch]) {
         let Some((first, _)) = batch.first() else { return };
         let mut why = self.leaves.why_nowhere();
-        for to in self.targets(first.home) {
-            let wishes = self.wishes(batch, to);
-            if wishes.is_empty() {
-                return;
-            }
-            match self.rearrange(&wishes) {
-                Ok(all) => return self.note_stayed(all),
-                // All the others go together as before: what stands on one chunk goes as a whole or not at all.
-                Err(cause) if cause.cause == FREED => {
-                    let living = self.living(batch);
-                    if living.len() < batch.len() {
-                        return self.go(&living);
-                    }
-                    why = cause;
-                }
-                Err(cause) => why = why.and(cause),
-            }
+        let (gpus, others): (Vec<Place>, Vec<Place>) =
+            self.targets(first.home).into_iter().partition(|to| matches!(to, Place::Gpu(_)));
+        match self.go_to(batch, &gpus, &mut why) {
+            Gone::All => return,
+            Gone::But(living) => return self.go(&living),
+            Gone::None => {}
+        }
+        let least = || batch.iter().map(|(_, pieces)| there(self.leaves, pieces)).filter(|bytes| *bytes > 0).min();
+        // By its limit, and as the driver has it: where others have filled a GPU, each block would be tried there in vain.
+        let is_free = |to: Place, least| self.opened.plan.free_at(self.driver, to).is_none_or(|free| free >= least);
+        let may_take = |to: Place, least| terms::left_at(to) >= least && is_free(to, least);
+        let has_room = || least().is_some_and(|least| gpus.iter().any(|to| may_take(*to, least)));
+        if let Some(apart) = middle(batch).filter(|_| !others.is_empty() && has_room()) {
+            let (left, right) = batch.split_at(apart);
+            self.go(left);
+            return self.go(right);
+        }
+        match self.go_to(batch, &others, &mut why) {
+            Gone::All => return,
+            Gone::But(living) => return self.go(&living),
+            Gone::None => {}
         }
         match batch {
             [(_, pieces)] => self.go_by_piece(pieces, first.home, &why),
@@ -349,6 +362,32 @@ impl Leaving<'_> {
                 }
             }
         }
+    }
+
+    /// Moves all of these to the first of the places that has room for them.
+    fn go_to(&mut self, batch: &[Stretch], places: &[Place], why: &mut Why) -> Gone {
+        for to in places {
+            let wishes = self.wishes(batch, *to);
+            if wishes.is_empty() {
+                return Gone::All;
+            }
+            match self.rearrange(&wishes) {
+                Ok(all) => {
+                    self.note_stayed(all);
+                    return Gone::All;
+                }
+                // All the others go together as before: what stands on one chunk goes as a whole or not at all.
+                Err(cause) if cause.cause == FREED => {
+                    let living = self.living(batch);
+                    if living.len() < batch.len() {
+                        return Gone::But(living);
+                    }
+                    *why = cause;
+                }
+                Err(cause) => *why = why.clone().and(cause),
+            }
+        }
+        Gone::None
     }
 
     /// What of these has not been freed meanwhile.
