@@ -214,7 +214,8 @@ int gpupool_anchor(const void *pointer,
 //
 // # Safety
 // None: any address may be asked about.
-int gpupool_release_anchor(const void *pointer, size_t bytes);
+int gpupool_release_anchor(const void *pointer,
+                           size_t bytes);
 
 // Gives advice (a `gpupool_advice`) on `bytes` from `pointer` on.
 //
