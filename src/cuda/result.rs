@@ -17,7 +17,6 @@ impl CuResult {
     pub const DEINITIALIZED: Self = Self(4);
     pub const INVALID_DEVICE: Self = Self(101);
     pub const INVALID_CONTEXT: Self = Self(201);
-    pub const ALREADY_MAPPED: Self = Self(208);
     pub const OPERATING_SYSTEM: Self = Self(304);
     /// Also what a handle of another kind gets.
     pub const INVALID_HANDLE: Self = Self(400);

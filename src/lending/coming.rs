@@ -123,8 +123,8 @@ pub enum Heed {
 /// For how long alarms make nothing leave behind the first false one.
 const DISTRUSTED: Duration = GUARD.saturating_mul(6);
 
-/// Beyond so much a growth is none of `cuInit`'s, which takes 3 328 KiB of each GPU that its program sees, but a context's on this very GPU, which takes 6 MiB and more at first (the head of this file). Several programs that begin at once are taken for one that comes.
-const INIT: u64 = 4 << 20;
+/// What `cuInit` takes of a GPU before a context is made there, rounded up: 3 328 KiB of each GPU that its program sees. A growth beyond it is a context's on this very GPU, which takes 6 MiB and more at first (the head of this file). Several programs that begin at once are taken for one that comes.
+pub const INIT: u64 = 4 << 20;
 
 /// Whether memory leaves a GPU because somebody may be about to come there.
 ///

@@ -14,7 +14,7 @@
 mod coming;
 mod leaving;
 
-pub use coming::{AWAITED, Alarm, Coming, Heed, InUse, Listed};
+pub use coming::{AWAITED, Alarm, Coming, Heed, INIT, InUse, Listed};
 pub use leaving::{Due, Leaving, Whom};
 
 use std::time::Duration;

@@ -9,14 +9,13 @@ use crate::{log, process};
 use gpupool_config::{Budget, Devices, Mode, Problem, Settings, format_size};
 use gpupool_cuda::{CuResult, Device, Driver};
 use gpupool_events::PoolFallback;
+use gpupool_lending::INIT;
 use gpupool_pool::{Accounts, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What a context takes of a GPU where nothing is known of this process's own ones (H200, driver 580).
 const CONTEXT: u64 = 523 << 20;
-/// What `cuInit` takes of a GPU before the context is made there, rounded up: 3 328 KiB of each GPU that its program sees, and of the machine's others 64 KiB for a moment (four H100, driver 580.159.04, 2026-11-27, `fleet-comers`).
-const INIT: u64 = 4 << 20;
 /// No more than this part of a GPU is kept free for both.
 const CONTEXTS: u64 = 8;
 

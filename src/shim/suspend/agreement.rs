@@ -35,20 +35,34 @@ const HOLD: Duration = Duration::from_millis(500);
 const TRIES: u32 = 2;
 const DOUBLINGS: u32 = 4;
 
-/// For how long a try holds the program up behind so many in vain.
-pub fn hold_behind(tries: u32) -> Duration {
-    HOLD * (1 << (tries / TRIES).min(DOUBLINGS))
+/// With nobody: a program that has not come to rest goes on for a while before the next try.
+pub struct Alone {
+    breath: Duration,
+    /// How often it has not come to rest; `None`: a try takes no longer for that.
+    tries: Option<u32>,
 }
 
-/// With nobody.
-#[derive(Default)]
-pub struct Alone {
-    tries: u32,
+impl Default for Alone {
+    fn default() -> Self {
+        Self::patient(PAUSE)
+    }
+}
+
+impl Alone {
+    /// Whoever has asked for it gives it a time of his own: a step whose memory lies on the host takes seconds, and a program that is let go on after half a one each time comes to rest by chance alone.
+    pub fn patient(breath: Duration) -> Self {
+        Self { breath, tries: Some(0) }
+    }
+
+    /// Others wait for it, and for no more than two seconds.
+    pub fn brief(breath: Duration) -> Self {
+        Self { breath, tries: None }
+    }
 }
 
 impl Agreement for Alone {
     fn hold(&mut self) -> Duration {
-        hold_behind(self.tries)
+        self.tries.map_or(HOLD, |tries| HOLD * (1 << (tries / TRIES).min(DOUBLINGS)))
     }
 
     fn may_close(&mut self) -> bool {
@@ -60,8 +74,8 @@ impl Agreement for Alone {
     }
 
     fn is_disturbed(&mut self, _: &Disturbed) {
-        self.tries += 1;
-        std::thread::sleep(PAUSE);
+        self.tries = self.tries.map(|tries| tries + 1);
+        std::thread::sleep(self.breath);
     }
 }
 
@@ -69,14 +83,23 @@ impl Agreement for Alone {
 mod tests {
     use super::*;
 
+    /// For how many milliseconds so many tries in vain hold it up.
+    fn held(mut alone: Alone, tries: usize) -> Vec<u128> {
+        let times = (0..tries).map(|_| {
+            let time = alone.hold().as_millis();
+            alone.is_disturbed(&Disturbed::Closed);
+            time
+        });
+        times.collect()
+    }
+
     #[test]
     fn who_does_not_come_to_rest_is_held_up_for_longer_and_longer_up_to_eight_seconds() {
-        let mut alone = Alone::default();
-        let mut held = Vec::new();
-        for _ in 0..12 {
-            held.push(alone.hold().as_millis());
-            alone.tries += 1;
-        }
+        let held = held(Alone::patient(Duration::ZERO), 12);
         assert_eq!(held, [[500; 2], [1000; 2], [2000; 2], [4000; 2], [8000; 2], [8000; 2]].concat());
+    }
+    #[test]
+    fn who_others_wait_for_is_held_up_for_as_long_each_time() {
+        assert_eq!(held(Alone::brief(Duration::ZERO), 10), [500; 10]);
     }
 }

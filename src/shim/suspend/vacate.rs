@@ -8,17 +8,16 @@
 //! (RESULTS.md), and the GPU is free at once. The program stands still until that is memory of the host which GPUs reach ([`super::settle`]): for longer in
 //! one go than by slices, and no longer in all.
 
-use super::agreement;
 use super::away;
 use super::coming_back;
 use super::leaves::{Leaves, Onto};
 use super::parted::{self, Parted};
 use super::put::Put;
 use super::why::{self, Why};
-use super::{Agreement, BUSY, Done, STATE, Settles, Suspended, hold, opened, told_anew};
+use super::{Alone, BUSY, Done, STATE, Settles, Suspended, hold, opened, told_anew};
 use super::{copying, parting, rearranging};
 use crate::backing::{mover, open, residence, terms};
-use crate::gate::{self, Disturbed, Held};
+use crate::gate::{self, Held};
 use crate::log;
 use crate::nvml;
 use crate::process;
@@ -386,7 +385,7 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     let total: u64 = away.iter().map(Parted::bytes).sum();
     let (mut moved, mut stayed) = (0, 0);
     let mut why = "there is no room for it".to_owned();
-    let mut gently = Gently::and_patiently(BREATH);
+    let mut alone = Alone::patient(BREATH);
     while !away.is_empty() {
         let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { break };
         let state = match super::settled(deadline) {
@@ -401,7 +400,7 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
             why = "the program is suspended; what it has is placed when it is resumed".to_owned();
             break;
         }
-        let held = match hold(driver, deadline, is_wanted, &mut gently) {
+        let held = match hold(driver, deadline, is_wanted, &mut alone) {
             Ok(held) => held,
             Err(text) => {
                 why = text;
@@ -500,43 +499,6 @@ fn uuid(gpu: u32) -> String {
     known.map_or_else(String::new, |gpu| gpupool_machine::dashed(&gpu.uuid))
 }
 
-/// Nobody else is asked, and a program that has not come to rest goes on for a while before the next try.
-struct Gently {
-    breath: Duration,
-    /// How often it has not come to rest; `None`: a try takes no longer for that, as where others wait for no more than two seconds.
-    tries: Option<u32>,
-}
-
-impl Gently {
-    /// Whoever has asked for it gives it a time of his own: a step whose memory lies on the host takes seconds, and a program that is let go on after half a one each time comes to rest by chance alone.
-    fn and_patiently(breath: Duration) -> Self {
-        Self { breath, tries: Some(0) }
-    }
-
-    fn for_a_moment(breath: Duration) -> Self {
-        Self { breath, tries: None }
-    }
-}
-
-impl Agreement for Gently {
-    fn hold(&mut self) -> Duration {
-        self.tries.map_or(SLICE, agreement::hold_behind)
-    }
-
-    fn may_close(&mut self) -> bool {
-        true
-    }
-
-    fn is_quiet(&mut self) -> bool {
-        true
-    }
-
-    fn is_disturbed(&mut self, _: &Disturbed) {
-        self.tries = self.tries.map(|tries| tries + 1);
-        std::thread::sleep(self.breath);
-    }
-}
-
 /// Bytes that left, and what stayed of the pool's and of the program's own memory.
 fn leave(
     gpu: u32,
@@ -574,9 +536,9 @@ fn leave_in(
     let (mut may_hurry, mut may_to_peers) = (true, true);
     // What other GPUs lack for it, where that was found.
     let mut full_peers = None;
-    let mut gently = match which {
-        Which::All => Gently::and_patiently(BREATH),
-        Which::Lent | Which::Most(_) | Which::Given { .. } => Gently::for_a_moment(which.breath()),
+    let mut alone = match which {
+        Which::All => Alone::patient(BREATH),
+        Which::Lent | Which::Most(_) | Which::Given { .. } => Alone::brief(which.breath()),
     };
     loop {
         let (lent, most) = which.bounds();
@@ -588,7 +550,7 @@ fn leave_in(
         let total = *total.get_or_insert(there);
         let own = match state {
             Some(_) => None,
-            None => match hold(driver, rests_by(which, deadline), is_wanted, &mut gently) {
+            None => match hold(driver, rests_by(which, deadline), is_wanted, &mut alone) {
                 Ok(held) => Some(held),
                 Err(text) => return (moved, vec![(there, Why { cause: "rest", text })]),
             },
@@ -761,7 +723,7 @@ pub fn take_back(gpu: u32, room: u64) -> u64 {
         GIVEN.lock().entry(gpu).or_default().extend(back);
         return 0;
     };
-    match hold(driver, Instant::now() + SLICE, &|| true, &mut Gently::for_a_moment(SHORT_BREATH)) {
+    match hold(driver, Instant::now() + SLICE, &|| true, &mut Alone::brief(SHORT_BREATH)) {
         Ok(held) => {
             let (came, _) = coming_back::bring_back(opened, driver, &held, &back, None, &mut None, &mut |_, _| {});
             // What found no room is tried again.
@@ -878,21 +840,6 @@ mod tests {
         let all = [pooled(150, 50, 0), own(1000, 0), pooled(100, 50, 1), pooled(300, 50, 0)];
         let beside = [pooled(200, 50, 0), pooled(500, 10, 0), own(2000, 0)];
         assert_eq!(joined(parted, away), [&all[..], &beside[..]].concat());
-    }
-
-    /// What it has under way at once may take five seconds where its memory lies on the host.
-    #[test]
-    fn a_program_is_held_up_for_longer_where_somebody_has_given_a_time_and_not_for_who_has_none() {
-        let held = |mut gently: Gently| -> Vec<u64> {
-            let times = (0..10).map(|_| {
-                let time = gently.hold().as_secs();
-                gently.is_disturbed(&Disturbed::Closed);
-                time
-            });
-            times.collect()
-        };
-        assert_eq!(held(Gently::and_patiently(Duration::ZERO)), [0, 0, 1, 1, 2, 2, 4, 4, 8, 8]);
-        assert_eq!(held(Gently::for_a_moment(Duration::ZERO)), [0; 10]);
     }
 
     #[test]
