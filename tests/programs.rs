@@ -47,6 +47,8 @@ fn the_simulated_driver_answers_probes_as_moves_rely_on() {
         ("probe_grants", "coming 8 lock"),
         ("probe_grants", "ending 8 lock"),
         ("probe_grants", "first 8 lock"),
+        ("probe_ranges", "0"),
+        ("probe_ranges", "-1"),
         ("probe_adapters", ""),
         ("probe_room", "1"),
         ("probe_remaps", "60 3"),

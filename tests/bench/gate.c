@@ -3,7 +3,7 @@
  * with GPUPOOL_MOVE=off and auto, while all is near and while a fifth of what launches use lies elsewhere. Goals: 2 and 5 ns for the gate; nothing a launch while
  * all is near, and 100 ns while something is not.
  *
- *   gpupool sim -- env LD_PRELOAD=libgpupool.so gate
+ *   gpupool sim -- env LD_PRELOAD=libgpupool.so gate [TURNS]
  *
  * The gate: two calls that the shim passes on and traces, one through the gate and one past it; both name nothing, so the driver refuses them at once. What the
  * first takes more hooked than bare, less what the second does, is the gate. A launch is timed three times: one that the driver refuses at once, for its blocks have
@@ -12,7 +12,8 @@
  * left to do: who launches a little more slowly wakes it more often, so that between launches that are made at once 40 ns of doing nothing cost 80 to 140
  * (figures in RESULTS.md). Behind work that is not over nobody is woken.
  *
- * Each way is measured in processes of its own, in turn: the median of all, and the least and the most.
+ * Each way is measured in processes of its own, TURNS of them (7 at most, and if nothing is said) in turn: the median of all, and the least and the most. On a GPU a
+ * process takes some 14 s.
  */
 #include "paired.h"
 #include <semaphore.h>
@@ -162,7 +163,9 @@ int main(int argc, char **argv) {
     double refused[COUNT], made[COUNT], queued[COUNT];
     char name[64];
     if (argc > 1 && !strcmp(argv[1], "measure")) return measure();
-    for (int turn = 0; turn < TURNS; turn++)
+    int turns = argc > 1 ? atoi(argv[1]) : TURNS;
+    require(turns < 1 || turns > TURNS, "TURNS is 1 to 7;");
+    for (int turn = 0; turn < turns; turn++)
         for (int way = 0; way < COUNT; way++) {
             double one[NUMBERS];
             in_a_process(argv[0], way, one);
@@ -170,25 +173,25 @@ int main(int argc, char **argv) {
         }
     int before = 0, after = 0;
     for (int way = 0; way < COUNT; way++)
-        for (int turn = 0; turn < TURNS; turn++) gates[before++] = found[way][GATE_BEFORE][turn];
+        for (int turn = 0; turn < turns; turn++) gates[before++] = found[way][GATE_BEFORE][turn];
     double first = tell("gate, before the first spill", gates, before);
     for (int way = 0; way < COUNT; way++)
-        for (int turn = 0; WAYS[way].limit && turn < TURNS; turn++) gates[after++] = found[way][GATE_AFTER][turn];
+        for (int turn = 0; WAYS[way].limit && turn < turns; turn++) gates[after++] = found[way][GATE_AFTER][turn];
     double second = tell("gate, after it", gates, after);
     printf("gate: %s 2 ns before, %s 5 ns after\n", first <= 2 ? "within" : "OVER", second <= 5 ? "within" : "OVER");
     for (int way = 0; way < COUNT; way++) {
         snprintf(name, sizeof name, "refused launch, %s, more", WAYS[way].name);
-        refused[way] = tell(name, found[way][REFUSED_MORE], TURNS);
+        refused[way] = tell(name, found[way][REFUSED_MORE], turns);
     }
     for (int way = 0; way < COUNT; way++) {
         snprintf(name, sizeof name, "launch, %s, bare", WAYS[way].name);
-        tell(name, found[way][MADE_BARE], TURNS);
+        tell(name, found[way][MADE_BARE], turns);
         snprintf(name, sizeof name, "launch, %s, more", WAYS[way].name);
-        made[way] = tell(name, found[way][MADE_MORE], TURNS);
+        made[way] = tell(name, found[way][MADE_MORE], turns);
         snprintf(name, sizeof name, "queued launch, %s, bare", WAYS[way].name);
-        tell(name, found[way][QUEUED_BARE], TURNS);
+        tell(name, found[way][QUEUED_BARE], turns);
         snprintf(name, sizeof name, "queued launch, %s, more", WAYS[way].name);
-        queued[way] = tell(name, found[way][QUEUED_MORE], TURNS);
+        queued[way] = tell(name, found[way][QUEUED_MORE], turns);
     }
     printf("all near, auto less off: %+.1f ns (refused), %+.1f ns (made), %+.1f ns (queued)\n", refused[1] - refused[0], made[1] - made[0], queued[1] - queued[0]);
     for (int way = 2; way < COUNT; way++) {

@@ -184,7 +184,7 @@ def comers(lab):
             pass
     for name, command in commands:
         if name.endswith("a borrower"):
-            borrower, said = _holds(lab, gpu, 8, {"LIMIT": "0:1GiB", "RECALL_WAIT": "off"}, False)
+            borrower, said = _holds(lab, gpu, 8, {"LIMIT": "0:1GiB", "DEVICES": f"0,{gpu}", "RECALL_WAIT": "off", "SOFT_OOM": "off"}, False)
         for again in ("", " again"):
             told = lab.bare([watcher, "watch", gpu, *command], 60, env).succeeded()
             lines += [f"{name}{again}:", *(f"  {line}" for line in told.lines())]

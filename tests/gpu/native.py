@@ -8,11 +8,13 @@ import building
 from building import TESTS
 from client import needs_two_gpus, printed, share
 from machine import MIB
-from running import BelowGoal, Failed, same
+from running import BelowGoal, Failed, NotRun, same
 
 SETTINGS = ({}, {"MIN_SIZE": "1"})
 # Parts of tests/programs/never_stuck.c that need one GPU.
 NEVER_IDLE = ("persistent", "host", "functions", "value", "capture", "ahead", "connections")
+# As long as `sequences` begins new ones.
+SEQUENCES_SECONDS = 100
 # Little room everywhere, so that a few GiB lie on two GPUs and the host.
 CROWDED = {"DEVICES": "0,1", "LIMIT": "2GiB", "HOST_LIMIT": "3GiB"}
 
@@ -154,6 +156,54 @@ def everywhere(lab):
             same(bare, lab.shim([building.program(lab, name), *words], 60, settings))
             count += 1
     return f"{count} runs print the same as bare"
+
+
+def sequences(lab):
+    """Random sequences of every kind of call, from four threads of each of two processes, bare and in each way to run under the shim. A seed that
+    plays differently when it is played bare twice says nothing."""
+    needs_two_gpus(lab)
+    binary = lab.gpupool.parent / "sequences"
+    if not binary.exists():
+        raise NotRun(f"{binary} is missing; cargo build --release -p gpupool-tests --bin sequences")
+    os.chmod(binary, 0o755)
+    # On a machine with more the sequences would make contexts on all of them.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
+    listed = lab.bare([binary, "variants"], 10).succeeded().lines()
+    variants = [line.split() for line in listed]
+    counts = {"alike": 0, "unlike": 0, "unsteady": 0}
+    wrong = []
+
+    def compare(seed):
+        name, service, *settings = variants[seed % len(variants)]
+        settings = dict(word.removeprefix("GPUPOOL_").split("=", 1) for word in settings)
+        command = [binary, "play", f"--seed={seed}", f"--service={service}"]
+        bare = lab.bare(command, 60, env)
+        shim = lab.shim(command, 60, {"SUMMARY": "off", **settings}, env)
+        mistakes = [line for line in bare.lines() + shim.lines() if "WRONG" in line or "expected 0" in line or line.startswith("panic")]
+        try:
+            same(bare, shim)
+            if mistakes:
+                raise Failed(f"{shim.command}: {mistakes[0][:200]}")
+            return "alike"
+        except Failed as failure:
+            again = lab.bare(command, 60, env)
+            if not mistakes and (again.status, again.lines()) != (bare.status, bare.lines()):
+                return "unsteady"
+            wrong.append(f"{name}, seed {seed}: {failure}")
+            return "unlike"
+
+    seeds, begun = iter(range(10_000)), lab.left()
+    with concurrent.futures.ThreadPoolExecutor(4) as workers:
+        # A batch at a time, so that a run that is short of time has played what it tells.
+        while lab.left() > 40 and begun - lab.left() < SEQUENCES_SECONDS:
+            batch = [next(seeds) for _ in range(len(variants))]
+            for told in workers.map(compare, batch):
+                counts[told] += 1
+    played = sum(counts.values())
+    if wrong or not counts["alike"]:
+        raise Failed(f"{counts['unlike']} of {played} sequences differ, {counts['unsteady']} differ bare", wrong)
+    return f"{counts['alike']} of {played} sequences in {len(variants)} ways print the same as bare; {counts['unsteady']} are not the same bare"
 
 
 def expected(lab):

@@ -58,6 +58,11 @@ def grants(lab):
     return _probe(lab, "probe_grants", *(f"{question} 40 lock" for question in ("same", "growing", "coming", "ending", "first")), "neighbours 40")
 
 
+def ranges(lab):
+    """What the driver says of the range that an address belongs to, by the place of the memory and by where it was mapped before."""
+    return _probe(lab, "probe_ranges", "0", "-1", *["1"] * (len(lab.machine.gpus) > 1))
+
+
 def room(lab):
     """P6: page tables, and whether a remap needs more of them."""
     return _probe(lab, "probe_room")

@@ -13,6 +13,14 @@ pub struct Variant {
     settings: &'static [(&'static str, &'static str)],
 }
 
+impl Variant {
+    /// As `sequences variants` prints it: name, service, `NAME=VALUE` for each setting.
+    pub fn line(&self) -> String {
+        let settings = self.settings.iter().map(|(name, value)| format!(" {name}={value}"));
+        format!("{} {}{}", self.name, self.service.name(), settings.collect::<String>())
+    }
+}
+
 /// Every way. A seed is played in one of them, so that as many seeds as there are variants cover all.
 pub const VARIANTS: &[Variant] = &[
     Variant { name: "pool", service: Service::Pool, gpus: "2x8GiB", settings: &[] },

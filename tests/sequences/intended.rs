@@ -25,6 +25,10 @@ pub enum Service {
 impl Service {
     pub const ALL: [(&str, Service); 3] =
         [("pool", Service::Pool), ("driver", Service::Driver), ("managed", Service::Managed)];
+
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, known)| *known == self).map_or("pool", |(name, _)| name)
+    }
 }
 
 impl Side {

@@ -4,10 +4,15 @@
 //!
 //! ```text
 //! sequences [--seeds=FIRST..END] [--seconds=N] [--rounds=N] [--threads=N] [--processes=1|2] [--variant=NAME]
+//! sequences variants
+//! sequences play --seed=N [--rounds=N] [--threads=N] [--processes=1|2] [--service=NAME]
 //! ```
 //! Without `--seeds` it goes on from seed 0, for so many seconds or 60. A seed that fails is played again with fewer
 //! rounds, threads and processes, and the shortest case that fails is printed with the command that plays it. Exit code 1:
 //! something differed.
+//!
+//! `variants` prints the ways to run, a line each: name, service, settings. `play` plays one case on the driver that is there, which may be a real
+//! one, and prints its transcript: `scripts/gpu-check.sh --only sequences` compares those of a GPU.
 
 mod calls;
 mod compare;
@@ -36,7 +41,7 @@ fn main() -> ExitCode {
     let words: Vec<String> =
         std::env::args().skip(1).flat_map(|word| word.split(' ').map(str::to_owned).collect::<Vec<_>>()).collect();
     let (role, options) = match words.first().map(String::as_str) {
-        Some(role @ ("play" | "peer")) => (role, &words[1..]),
+        Some(role @ ("play" | "peer" | "variants")) => (role, &words[1..]),
         _ => ("compare", &words[..]),
     };
     let Some(arguments) = read(options) else {
@@ -46,6 +51,7 @@ fn main() -> ExitCode {
     match role {
         "play" => play::play(arguments.case, 0),
         "peer" => play::play(arguments.case, 1),
+        "variants" => VARIANTS.iter().for_each(|variant| println!("{}", variant.line())),
         _ => return compare_all(&arguments),
     }
     ExitCode::SUCCESS

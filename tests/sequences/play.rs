@@ -28,7 +28,7 @@ impl Case {
     /// As `main` reads it.
     pub fn arguments(&self) -> String {
         let Case { seed, rounds, threads, processes, service } = self;
-        let service = Service::ALL.iter().find(|(_, known)| known == service).map_or("pool", |(name, _)| name);
+        let service = service.name();
         format!("--seed={seed} --rounds={rounds} --threads={threads} --processes={processes} --service={service}")
     }
 }
@@ -196,8 +196,10 @@ fn remains(driver: &Driver, contexts: &[usize], count: i32) -> String {
     let mut text = "left:".to_owned();
     for device in 0..count {
         driver.cuMemPoolTrimTo(default_pool(driver, device), 0);
-        // Writing into a String cannot fail.
-        let _ = write!(text, " GPU {device} {}", driver.used(device));
+        if let Some(used) = driver.used(device) {
+            // Writing into a String cannot fail.
+            let _ = write!(text, " GPU {device} {used}");
+        }
     }
     for (what, name) in [
         ("host", c"simcuda_host_used"),
@@ -205,7 +207,7 @@ fn remains(driver: &Driver, contexts: &[usize], count: i32) -> String {
         ("mapped", c"simcuda_mapped"),
         ("violations", c"simcuda_violations"),
     ] {
-        let told = driver.ask(name).unwrap_or_default();
+        let Some(told) = driver.ask(name) else { continue };
         let _ = write!(
             text,
             ", {what} {}",

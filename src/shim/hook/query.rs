@@ -473,8 +473,7 @@ pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut 
     let range = match known {
         Known::Foreign => {
             let result = real.call();
-            match handles::mapped_whole(ptr).filter(|_| result.is_ok()) {
-                // Of what is made of parts, not the part.
+            match handles::range_at(ptr).filter(|_| result.is_ok()) {
                 Some((start, bytes)) => Some((start, bytes)),
                 None => {
                     Bypass::NotOurs.note(real.api);

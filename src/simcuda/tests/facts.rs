@@ -254,6 +254,8 @@ fn pointers_say_what_real_ones_say() {
         let (mut base, mut bytes) = (0, 0);
         ok!(cuMemGetAddressRange_v2(&mut base, &mut bytes, chunk(1)));
         assert_eq!((base, bytes), (address + CHUNK as u64, CHUNK));
+        ok!(cuMemGetAddressRange_v2(&mut base, &mut bytes, chunk(2)));
+        assert_eq!((base, bytes), (0, CHUNK), "of memory on the host the start is not told");
         // SAFETY: an array of bytes.
         let mut handle: CUipcMemHandle = unsafe { std::mem::zeroed() };
         assert_eq!(cu!(cuIpcGetMemHandle(&mut handle, chunk(0))), 1);

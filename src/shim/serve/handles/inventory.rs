@@ -797,11 +797,14 @@ impl Inventory {
         self.soft.entry(device).or_default().refuse(bytes)
     }
 
-    /// Where memory that is made of parts starts and its bytes, if one of its parts is mapped at this address.
-    pub fn mapped_whole(&self, address: u64) -> Option<(u64, u64)> {
+    /// Start and bytes of what is mapped at this address, where the driver's answer would not be what the program is to hear: it knows only a part of what is
+    /// made of parts, and of memory on the host no start. Who imports memory cannot tell whether that was asked for there, and is told where it starts.
+    pub fn range_at(&self, address: u64) -> Option<(u64, u64)> {
         let (start, mapping) = self.mapping_at(address)?;
-        let memory = self.memory.get(&mapping.number).filter(|memory| memory.parts.len() > 1)?;
-        Some((start, memory.bytes()))
+        let memory = self.memory.get(&mapping.number)?;
+        let is_on_host = memory.parts.iter().any(|part| part.place.is_host());
+        let is_told = memory.is_disguised() || (memory.origin == Origin::Imported && is_on_host);
+        is_told.then_some((start, mapping.bytes))
     }
 
     pub(super) fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
@@ -948,11 +951,25 @@ mod tests {
         assert_eq!((inventory.len(), own(&inventory)), (0, 0));
     }
 
+    /// The driver says no start of memory on the host.
+    #[test]
+    fn what_is_not_where_it_was_asked_for_has_a_start() {
+        let (mut inventory, number) = with(&[10]);
+        map(&mut inventory, number, 100);
+        assert_eq!((inventory.range_at(107), inventory.range_at(110)), (Some((100, 10)), None));
+        let mut importer = Inventory::default();
+        let number = importer.imported(FIRST, Some(Place::Host(0)));
+        map(&mut importer, number, 100);
+        let there = importer.imported(SECOND, Some(PEER));
+        map(&mut importer, there, 200);
+        assert_eq!((importer.range_at(107), importer.range_at(207)), (Some((100, 10)), None));
+    }
+
     #[test]
     fn parts_are_one_to_the_program() {
         let (mut inventory, number) = with(&[4, 6]);
         map(&mut inventory, number, 100);
-        assert_eq!(inventory.mapped_whole(107), Some((100, 10)));
+        assert_eq!(inventory.range_at(107), Some((100, 10)));
         assert!(
             inventory.cuts(100, 4) && inventory.cuts(104, 6) && !inventory.cuts(100, 10) && !inventory.cuts(90, 30)
         );

@@ -108,9 +108,9 @@ pub fn elsewhere_at(address: u64) -> Option<(u32, Place)> {
     with_disguised(|inventory| inventory.elsewhere_at(address))
 }
 
-/// Where memory that is made of parts starts and its bytes, if one of its parts is mapped at this address.
-pub fn mapped_whole(address: u64) -> Option<(u64, u64)> {
-    with_disguised(|inventory| inventory.mapped_whole(address))
+/// Start and bytes of what is mapped at this address, where the driver knows only a part of it, or does not say where it starts (as of memory on the host).
+pub fn range_at(address: u64) -> Option<(u64, u64)> {
+    with_known(|inventory| inventory.range_at(address))
 }
 
 /// The handle that the driver knows a number by, while a call uses it. It stays that one until this is dropped.
