@@ -148,6 +148,7 @@ fn places(driver: &'static Driver, home: u32, kind: Kind, usage: &Usage) -> Vec<
             reserve,
             free,
             others: free.map(|free| gpu.total.saturating_sub(free).saturating_sub(known)),
+            for_context: plan.kept_for_context(gpu.ordinal),
             room: 0,
             out: out.map(str::to_owned),
         };
@@ -188,7 +189,7 @@ fn places(driver: &'static Driver, home: u32, kind: Kind, usage: &Usage) -> Vec<
 fn room(place: &PlaceAtRefusal, taken: u64) -> u64 {
     let idle = place.held.saturating_sub(place.used);
     let by_limit = place.limit.saturating_sub(taken.saturating_sub(idle));
-    let free = place.free.map_or(u64::MAX, |free| free.saturating_sub(place.reserve).saturating_add(idle));
+    let free = place.free.map_or(u64::MAX, |free| free.saturating_sub(place.kept_free()).saturating_add(idle));
     by_limit.min(free)
 }
 
