@@ -71,6 +71,7 @@ fn count(counter: &AtomicU64) {
 pub fn mode() -> &'static CStr {
     let mode = match open::planned() {
         Some(None) => Mode::Off,
+        Some(Some(_)) if open::has_failed() => Mode::Off,
         Some(Some(plan)) => plan.mode,
         None => process::settings().mode,
     };
