@@ -309,7 +309,8 @@ fn who_cannot_be_asked_is_named_in_one_line() {
     let none = complaint(&format!("suspend {}", program.pid()));
     assert_eq!(none.lines().count(), 1, "{none}");
     assert!(
-        none.contains(&format!("no process {} that runs under gpupool and has allocated", program.pid())),
+        none.contains(&format!("process {} runs under gpupool and has no page", program.pid()))
+            && none.contains("it has allocated no GPU memory yet"),
         "{none}"
     );
     at_work(&mut program, 1);

@@ -3,15 +3,17 @@
 //! The command listens by a file beside the process's metrics page, which is the user's alone, and rings at the page; the process connects
 //! ([`gpupool_wire::control`]). Who connects is known by the kernel's word, so nobody else's process is taken for it.
 
+use std::ffi::OsStr;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use gpupool_config::format_size;
+use gpupool_config::{Mode, Settings, Toggle, format_size};
 use gpupool_metrics::folder::Folder;
 use gpupool_metrics::{Door, Life, Serving, Standing, is_all_ending, ring, stat};
 use gpupool_wire::Socket;
@@ -26,6 +28,7 @@ use crate::failure::{Failure, complain};
 use crate::pages::{Listed, Pages};
 use crate::stdout;
 use crate::terminal;
+use crate::words::UNSEEN;
 
 /// How long a process has to connect. Its agent does so as soon as it runs: it may be at another request, or in a call of the driver.
 const TO_ANSWER: Duration = Duration::from_secs(10);
@@ -95,12 +98,10 @@ pub fn find(pids: &[u32]) -> Result<Vec<Listed>, Failure> {
         let mut rows =
             look.rows.iter().filter(|row| row.told.process.identity.pid == *pid && row.state != Life::Elsewhere);
         let Some(row) = rows.next() else {
-            let version = look.skipped.iter().find(|skipped| skipped.why.contains(&format!("/{pid}-")));
-            return Err(Failure::usage(match version {
-                Some(skipped) => format!("process {pid} cannot be asked: {}", skipped.why),
-                None => format!(
-                    "no process {pid} that runs under gpupool and has allocated GPU memory is known to this user here; gpupool ps lists them"
-                ),
+            let unread = look.skipped.iter().find(|skipped| skipped.pid == Some(*pid));
+            return Err(Failure::usage(match unread {
+                Some(skipped) => format!("process {pid} cannot be asked, and nothing was done: {}", skipped.why),
+                None => unknown(*pid),
             }));
         };
         if row.state == Life::Stopped {
@@ -126,6 +127,43 @@ pub fn named(pids: &[u32], is_job: bool) -> Result<Vec<Listed>, Failure> {
     match pids {
         [] if is_job => job_here(),
         [] => Err(Failure::usage("name a process, as gpupool ps lists them".to_owned())),
+/// Why no page is of a process with this number, as far as that can be told.
+fn unknown(pid: u32) -> String {
+    let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}"));
+    if stat(pid).is_none() {
+        return format!("there is no process {pid} here; gpupool ps lists those that run under gpupool");
+    }
+    let variables = read("environ").unwrap_or_default();
+    let variables = variables.split(|byte| *byte == 0).filter_map(|variable| {
+        let at = variable.iter().position(|byte| *byte == b'=')?;
+        let text = |part: &[u8]| OsStr::from_bytes(part).to_owned();
+        Some((text(&variable[..at]), text(&variable[at + 1..])))
+    });
+    let settings = Settings::read(variables).ok();
+    let is_loaded = read("maps").is_ok_and(|maps| maps.windows(LIBRARY.len()).any(|part| part == LIBRARY));
+    match settings {
+        Some(settings) if is_loaded && settings.metrics == Toggle::Off => {
+            format!(
+                "process {pid} runs with GPUPOOL_METRICS=off: it has no page, so no command can ask it; start it without that setting"
+            )
+        }
+        Some(settings) if is_loaded && settings.mode == Mode::Off => {
+            format!("process {pid} runs with GPUPOOL_MODE=off, so gpupool has no part in it")
+        }
+        _ if is_loaded => format!(
+            "process {pid} runs under gpupool and has no page that this command finds: it has allocated no GPU memory yet, or its page lies elsewhere \
+             (another XDG_RUNTIME_DIR, or none: gpupool doctor in its surroundings tells)"
+        ),
+        _ => format!(
+            "process {pid} is not known to run under gpupool here; gpupool ps lists those that do, but for those of other users, those that have \
+             allocated no GPU memory yet, and those with {UNSEEN}"
+        ),
+    }
+}
+
+/// A part of the path under which a process maps the library.
+const LIBRARY: &[u8] = b"/libgpupool.so";
+
         [pid] if is_job => job_of(*pid),
         _ if is_job => Err(Failure::usage("--job takes one process of the job".to_owned())),
         _ => find(pids),
@@ -212,8 +250,8 @@ pub fn job_here() -> Result<Vec<Listed>, Failure> {
     let pids: Vec<u32> = look.rows.iter().filter(is_rank).map(|row| row.told.process.identity.pid).collect();
     let Some(first) = pids.first() else {
         return Err(Failure::usage(
-            "no process of this user here has a number in a job (LOCAL_RANK and the like) and runs under gpupool; name all processes that \
-             belong together"
+            "no process of this user here has a number in a job (LOCAL_RANK and the like) and is seen to run under gpupool (one with GPUPOOL_METRICS=off is not); name \
+             all processes that belong together"
                 .to_owned(),
         ));
     };

@@ -21,6 +21,7 @@ use crate::failure::{Failure, complain};
 use crate::pages::{Listed, Pages, Skipped};
 use crate::stdout;
 use crate::terminal;
+use crate::words::UNSEEN;
 
 /// Have the memory of all programs leave a GPU, and none go there
 #[derive(clap::Args)]
@@ -115,7 +116,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let is_empty = told.iter().all(|told| told.error.is_none() && told.stayed.is_empty()) && !skipped;
     if !args.json {
         let end = match (is_empty, told.len()) {
-            (true, 0) => "no program that runs under gpupool uses it".to_owned(),
+            (true, 0) => format!("no program uses it that is seen to run under gpupool (with {UNSEEN} none is)"),
             (true, _) => "nothing is left there".to_owned(),
             (false, _) => "not all has left".to_owned(),
         };
@@ -256,7 +257,9 @@ fn strangers(gpu: &Uuid, told: &[Told]) -> Vec<Told> {
     let unknown = all.into_iter().filter(|(pid, _)| told.iter().all(|told| told.pid != *pid));
     let stranger = |(pid, bytes): (u32, Option<u64>)| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
-        let what = "it has a context there, and does not run under gpupool or is none of this user's".to_owned();
+        let what = format!(
+            "it has a context there, and does not run under gpupool, or with {UNSEEN}, or is none of this user's"
+        );
         let stayed = vec![Left { bytes: bytes.unwrap_or(0), what }];
         Told { pid, name, error: None, bytes: 0, microseconds: 0, stayed }
     };
