@@ -259,7 +259,12 @@ fn who_is_stopped_or_never_comes_to_rest_delays_nobody_and_leaves_afterwards() {
     let row = |program: &Running| told.as_array().unwrap().iter().find(|row| row["pid"] == program.pid()).unwrap();
     assert!(row(&other)["bytes"].as_u64() >= Some(EACH / 2), "{told}");
     assert!(row(&busy)["stayed"][0]["what"].as_str().unwrap().contains("did not come to rest in time"), "{told}");
-    assert!(row(&stopped)["error"].as_str().unwrap().contains("is stopped (SIGSTOP)"), "{told}");
+    let pid = stopped.pid();
+    let error = format!(
+        "what it has on the GPU is there still, and leaves once it goes on, as the GPU is drained: it is stopped (SIGSTOP) and answers nobody; \
+         kill -CONT {pid} lets it go on"
+    );
+    assert_eq!(row(&stopped)["error"], error.as_str(), "{told}");
     goes_on(&mut other);
     stopped.signal(libc::SIGCONT);
     goes_on(&mut stopped);

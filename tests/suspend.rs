@@ -301,12 +301,12 @@ fn what_asks_for_memory_or_a_signal_waits_or_wakes_and_the_end_waits_for_nobody(
 #[test]
 fn who_cannot_be_asked_is_named_in_one_line() {
     let mut program = suspended("1x1GiB").start(None);
-    let complaint = |arguments: &str| {
-        let ended = gpupool(&program, arguments);
+    let complaint = |program: &Running, arguments: &str| {
+        let ended = gpupool(program, arguments);
         assert!(!ended.status.success());
         String::from_utf8(ended.stderr).unwrap()
     };
-    let none = complaint(&format!("suspend {}", program.pid()));
+    let none = complaint(&program, &format!("suspend {}", program.pid()));
     assert_eq!(none.lines().count(), 1, "{none}");
     assert!(
         none.contains(&format!("process {} runs under gpupool and has no page", program.pid()))
@@ -319,6 +319,18 @@ fn who_cannot_be_asked_is_named_in_one_line() {
         let ended = gpupool(&program, &format!("resume {}", program.pid()));
         String::from_utf8(ended.stderr).unwrap().contains("is stopped (SIGSTOP)").then_some(())
     });
+    // What was not done, and what to do.
+    let pid = program.pid();
+    for arguments in [format!("suspend {pid}"), format!("set {pid} priority=60"), format!("checkpoint {pid} /nowhere")]
+    {
+        let text = complaint(&program, &arguments);
+        assert_eq!(
+            text,
+            format!(
+                "gpupool: process {pid}: nothing was done: it is stopped (SIGSTOP) and answers nobody; kill -CONT {pid}, then again\n"
+            )
+        );
+    }
     program.signal(libc::SIGCONT);
     goes_on(&mut program);
     let folder = program.session().join("gpupool");

@@ -44,7 +44,19 @@ const RING: Duration = Duration::from_millis(50);
 const TURN: Duration = Duration::from_millis(10);
 
 /// What is told of a process that is frozen.
-const FROZEN: &str = "its control group is frozen, as of a container that is paused, and it answers nobody";
+const FROZEN: &str = "its control group is frozen, as of a container that is paused, and it answers nobody; let it go on (docker unpause, systemctl thaw), then again";
+
+/// What is told of one that is stopped.
+fn stopped(pid: u32) -> String {
+    format!("it is stopped (SIGSTOP) and answers nobody; kill -CONT {pid}, then again")
+}
+
+/// Why there is no answer.
+pub struct NoAnswer {
+    pub why: String,
+    /// Whether it was asked: it may have done some of it, or all.
+    pub was_asked: bool,
+}
 
 /// What became of one process.
 #[derive(Clone, Debug, Serialize)]
@@ -105,28 +117,16 @@ pub fn find(pids: &[u32]) -> Result<Vec<Listed>, Failure> {
             }));
         };
         if row.state == Life::Stopped {
-            return Err(Failure::usage(format!(
-                "process {pid} is stopped (SIGSTOP) and answers nobody; kill -CONT {pid}, then again"
-            )));
+            return Err(Failure::usage(format!("process {pid}: nothing was done: {}", stopped(*pid))));
         }
         if row.state == Life::Frozen {
-            return Err(Failure::usage(format!(
-                "process {pid}: {FROZEN}; let it go on (docker unpause, systemctl thaw), then again"
-            )));
+            return Err(Failure::usage(format!("process {pid}: nothing was done: {FROZEN}")));
         }
         found.push(row.clone());
     }
     Ok(found)
 }
 
-/// The processes that a command is to ask: those with these numbers or, with `--job`, all ranks of the job that the one which is named belongs to, or of the only one there is.
-///
-/// # Errors
-/// As of [`find`], [`job_of`] and [`job_here`]; or nothing is named.
-pub fn named(pids: &[u32], is_job: bool) -> Result<Vec<Listed>, Failure> {
-    match pids {
-        [] if is_job => job_here(),
-        [] => Err(Failure::usage("name a process, as gpupool ps lists them".to_owned())),
 /// Why no page is of a process with this number, as far as that can be told.
 fn unknown(pid: u32) -> String {
     let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}"));
@@ -164,6 +164,14 @@ fn unknown(pid: u32) -> String {
 /// A part of the path under which a process maps the library.
 const LIBRARY: &[u8] = b"/libgpupool.so";
 
+/// The processes that a command is to ask: those with these numbers or, with `--job`, all ranks of the job that the one which is named belongs to, or of the only one there is.
+///
+/// # Errors
+/// As of [`find`], [`job_of`] and [`job_here`]; or nothing is named.
+pub fn named(pids: &[u32], is_job: bool) -> Result<Vec<Listed>, Failure> {
+    match pids {
+        [] if is_job => job_here(),
+        [] => Err(Failure::usage("name a process, as gpupool ps lists them".to_owned())),
         [pid] if is_job => job_of(*pid),
         _ if is_job => Err(Failure::usage("--job takes one process of the job".to_owned())),
         _ => find(pids),
@@ -271,11 +279,12 @@ fn parent(pid: u32) -> Option<u32> {
 
 /// Asks all of these at once, and waits for as long as they take.
 pub fn ask_all(rows: &[Listed], request: &Request) -> Vec<Told> {
-    replies(rows, request, None).into_iter().zip(rows).map(|(reply, row)| told_by(row, reply)).collect()
+    let replies = replies(rows, request, None).into_iter().zip(rows);
+    replies.map(|(reply, row)| told_by(row, reply.map_err(|none| none.why))).collect()
 }
 
 /// What each of these answers, all asked at once; from `until` on nobody is waited for.
-pub fn replies(rows: &[Listed], request: &Request, until: Option<Instant>) -> Vec<Result<Reply, String>> {
+pub fn replies(rows: &[Listed], request: &Request, until: Option<Instant>) -> Vec<Result<Reply, NoAnswer>> {
     let progress = Progress::new(rows.len());
     let told = side_by_side(rows, |at, row| ask(row, request, until, &|done, total| progress.say(at, done, total)));
     progress.end();
@@ -325,7 +334,7 @@ pub fn ask_one(row: &Listed, request: &Request) -> Result<Reply, String> {
     let progress = Progress::new(1);
     let reply = ask(row, request, None, &|done, total| progress.say(0, done, total));
     progress.end();
-    reply
+    reply.map_err(|none| none.why)
 }
 
 /// Asks one process for an image behind which its memory leaves: what became of the image, and, where there is one, of that.
@@ -350,11 +359,17 @@ fn silence(request: &Request) -> Duration {
     }
 }
 
-fn ask(row: &Listed, request: &Request, until: Option<Instant>, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
+fn ask(
+    row: &Listed,
+    request: &Request,
+    until: Option<Instant>,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Reply, NoAnswer> {
     // It has that long and no longer, whatever it says meanwhile.
     let silence = until.map_or_else(|| silence(request), |until| until.saturating_duration_since(Instant::now()));
-    let socket = connect(row, request, until)?;
-    hear(row, &socket, request, silence, until, progress)
+    let none = |was_asked| move |why| NoAnswer { why, was_asked };
+    let socket = connect(row, request, until).map_err(none(false))?;
+    hear(row, &socket, request, silence, until, progress).map_err(none(true))
 }
 
 /// A connection to the process, which has been asked.
@@ -463,17 +478,18 @@ fn next(row: &Listed, socket: &Socket, silence: Duration) -> Result<Reply, Strin
         let received = match socket.receive_by(&mut buffer, until.min(Instant::now() + LOOK)) {
             Ok(received) => received.bytes,
             Err(Unheard::TimedOut) if stat(row.told.process.identity.pid).is_some_and(|stat| stat.state == b'T') => {
-                return Err(
-                    "it was stopped (SIGSTOP) before it had answered; what it was asked for it does not begin once it goes on"
-                        .to_owned()
-                );
+                return Err(format!(
+                    "it was stopped (SIGSTOP) before it had answered; what it was asked for it does not begin once it goes on; kill -CONT {}, then again",
+                    row.told.process.identity.pid
+                ));
             }
             Err(Unheard::TimedOut) if Instant::now() >= until => {
                 return Err(format!(
                     "it has said nothing for {} s: a call of the driver in it does not return, perhaps because it waits for work of \
                      another process, or its disk does not; once that is over, it is as if nobody had asked, and an image that was begun is \
-                     finished",
-                    silence.as_secs()
+                     finished; ask again then, or end it (kill {})",
+                    silence.as_secs(),
+                    row.told.process.identity.pid
                 ));
             }
             Err(Unheard::TimedOut) => continue,
@@ -842,7 +858,7 @@ fn accept(
         }
         // Before it heard anything: nothing was asked of it.
         if stat(pid).is_some_and(|stat| stat.state == b'T') {
-            return Err("it is stopped (SIGSTOP) and answers nobody".to_owned());
+            return Err(stopped(pid));
         }
         if !door.is_there() {
             return Ok(None);
@@ -856,8 +872,8 @@ fn accept(
         return Err(format!("another command is at it ({what}); once that is over it can be asked again"));
     }
     Err(format!(
-        "it did not answer within {} s: it may be stopped (as all of a container that is paused), have ended, or be at the end of a call of \
-         the driver",
+        "it did not answer within {} s: a call of the driver in it may not return, as where it waits for work that never ends, or it is stopped (as all of a \
+         container that is paused); ask again once it goes on, or end it (kill {pid})",
         begun.elapsed().as_secs()
     ))
 }
