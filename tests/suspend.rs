@@ -496,7 +496,12 @@ fn another_user_is_heard_by_no_program_and_root_is() {
     for word in ["suspend", "resume"] {
         let ended = asked("1002", &[word]);
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert!(!ended.status.success() && said.lines().count() == 1 && said.contains("known to this user"), "{said}");
+        assert!(
+            !ended.status.success()
+                && said.lines().count() == 1
+                && said.contains("is another user's: only that one and root may ask it"),
+            "{said}"
+        );
     }
     mode(0o700);
     for arguments in [&["suspend", "--to", "host"][..], &["resume"]] {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use gpupool_config::{Mode, Settings, Toggle, format_size};
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Door, Life, Serving, Standing, is_all_ending, ring, stat};
+use gpupool_metrics::{Door, Life, Serving, Standing, is_all_ending, may_be_of, ring, stat};
 use gpupool_wire::Socket;
 use gpupool_wire::blocks::Handle;
 use gpupool_wire::control::{ROOM, Reply, Request, Target};
@@ -133,6 +133,9 @@ fn unknown(pid: u32) -> String {
     if stat(pid).is_none() {
         return format!("there is no process {pid} here; gpupool ps lists those that run under gpupool");
     }
+    if !geteuid().is_root() && !may_be_of(pid, geteuid().as_raw()) {
+        return format!("process {pid} is another user's: only that one and root may ask it");
+    }
     let variables = read("environ").unwrap_or_default();
     let variables = variables.split(|byte| *byte == 0).filter_map(|variable| {
         let at = variable.iter().position(|byte| *byte == b'=')?;
@@ -155,7 +158,7 @@ fn unknown(pid: u32) -> String {
              (another XDG_RUNTIME_DIR, or none: gpupool doctor in its surroundings tells)"
         ),
         _ => format!(
-            "process {pid} is not known to run under gpupool here; gpupool ps lists those that do, but for those of other users, those that have \
+            "process {pid} is not known to run under gpupool here; gpupool ps lists those that do, but for those that have \
              allocated no GPU memory yet, and those with {UNSEEN}"
         ),
     }
