@@ -21,7 +21,8 @@ typedef enum {
   GPUPOOL_ACTIVE = 1,
   // It failed inside: memory handed out stays valid, new memory comes from the driver.
   GPUPOOL_CLOSED = 2,
-  // Everything goes to the driver: switched off, a setting that cannot be used, or the child of a fork.
+  // Memory of GPUs is the driver's: switched off, a setting that cannot be used, here or on any machine, no pool on this machine, or the child of a
+  // fork; `gpupool_why` says which. What only the first allocation finds out is `GPUPOOL_ACTIVE` before it, and contexts are watched all the same.
   GPUPOOL_PASSING = 3,
 } gpupool_state;
 

@@ -355,6 +355,44 @@ fn ps_says_that_a_process_runs_under_another_version() {
     let said = ps(&program.session(), &[]).stdout;
     assert!(said.contains("under another version of gpupool"), "{said}");
     assert!(!said.contains("no process runs under gpupool"), "{said}");
+    let asked = program.gpupool(&format!("set {} priority=60", program.pid()));
+    let why = String::from_utf8_lossy(&asked.stderr).into_owned();
+    let begins = format!("gpupool: process {} cannot be asked, and nothing was done: ", program.pid());
+    assert!(why.starts_with(&begins) && why.contains("use the gpupool that is as new as the program's"), "{why}");
+}
+
+/// A user looks for a program that runs, and finds none.
+#[test]
+fn the_setting_that_leaves_a_program_without_a_page_is_named_where_it_is_looked_for() {
+    let with = |name: &str, value: &str| {
+        let mut program = agent().env(name, value).start(None);
+        program.ask("init");
+        program.ask("allocate 64");
+        program
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let off = with("GPUPOOL_METRICS", "off");
+    let pid = off.pid();
+    for arguments in ["ps", "top --once"] {
+        let said = text(&off.gpupool(arguments).stdout);
+        assert!(said.contains("no process runs under gpupool") && said.contains("GPUPOOL_METRICS=off"), "{said}");
+    }
+    for arguments in
+        ["set PID priority=60", "suspend PID", "resume PID", "checkpoint PID /nowhere", "suspend --job PID"]
+    {
+        let asked = off.gpupool(&arguments.replace("PID", &pid.to_string()));
+        let begins =
+            format!("gpupool: process {pid} runs with GPUPOOL_METRICS=off: it has no page, so no command can ask it");
+        assert!(asked.status.code() == Some(2) && text(&asked.stderr).starts_with(&begins), "{}", text(&asked.stderr));
+    }
+    let passing = with("GPUPOOL_MODE", "off");
+    let why = text(&passing.gpupool(&format!("set {} priority=60", passing.pid())).stderr);
+    assert!(why.contains("runs with GPUPOOL_MODE=off, so gpupool has no part in it"), "{why}");
+    // The test itself is no such program.
+    let why = text(&off.gpupool(&format!("set {} priority=60", std::process::id())).stderr);
+    assert!(why.contains("is not known to run under gpupool here") && why.contains("GPUPOOL_METRICS=off"), "{why}");
+    let why = text(&off.gpupool(&format!("set {} priority=60", i32::MAX)).stderr);
+    assert!(why.contains("there is no process 2147483647 here"), "{why}");
 }
 
 /// A run to its end under a session folder that is made beforehand; its log.

@@ -385,7 +385,13 @@ fn says_why_a_process_has_no_pool() {
     state("GPUPOOL_MODE", "trace").succeeds().prints("active, mode trace\n");
     state("GPUPOOL_MODE", "spill").succeeds().prints("active, mode spill\n");
     state("SIMCUDA_LINK", "none").succeeds().prints("active, mode spill\n");
-    state("SIMCUDA_VMM", "off").succeeds().prints("active, mode off, no GPU here has virtual memory management\n");
+    state("SIMCUDA_VMM", "off").succeeds().prints("passing, mode off, no GPU here has virtual memory management\n");
+    // Found out when the driver says what there is.
+    for (name, value) in [("GPUPOOL_LIMIT", "9:1GiB"), ("GPUPOOL_DEVICES", "0,9"), ("GPUPOOL_LIMIT", "0:1GiB")] {
+        let refused = state(name, value);
+        refused.succeeds();
+        assert!(refused.stdout.starts_with(&format!("passing, mode off, {name}=")), "{}", refused.stdout);
+    }
     let refused = state("GPUPOOL_LIMIT", "0:12parsecs");
     refused.succeeds();
     assert!(refused.stdout.starts_with("passing, mode off, GPUPOOL_LIMIT"), "{}", refused.stdout);

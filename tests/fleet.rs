@@ -29,7 +29,7 @@ mod users;
 use gpupool_events::{Event, Reader};
 use gpupool_metrics::{Place, Snapshot};
 use gpupool_wire::control::Request;
-use harness::{Run, Running, artifact_folder, at_work, driver_folder_with_nvml, eventually, goes_on, page_of};
+use harness::{Run, Running, Traced, artifact_folder, at_work, driver_folder_with_nvml, eventually, goes_on, page_of};
 use serde_json::Value;
 use std::io::BufReader;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -259,7 +259,12 @@ fn who_is_stopped_or_never_comes_to_rest_delays_nobody_and_leaves_afterwards() {
     let row = |program: &Running| told.as_array().unwrap().iter().find(|row| row["pid"] == program.pid()).unwrap();
     assert!(row(&other)["bytes"].as_u64() >= Some(EACH / 2), "{told}");
     assert!(row(&busy)["stayed"][0]["what"].as_str().unwrap().contains("did not come to rest in time"), "{told}");
-    assert!(row(&stopped)["error"].as_str().unwrap().contains("is stopped (SIGSTOP)"), "{told}");
+    let pid = stopped.pid();
+    let error = format!(
+        "what it has on the GPU is there still, and leaves once it goes on, as the GPU is drained: it is stopped (SIGSTOP) and answers nobody; \
+         kill -CONT {pid} lets it go on"
+    );
+    assert_eq!(row(&stopped)["error"], error.as_str(), "{told}");
     goes_on(&mut other);
     stopped.signal(libc::SIGCONT);
     goes_on(&mut stopped);
@@ -268,6 +273,25 @@ fn who_is_stopped_or_never_comes_to_rest_delays_nobody_and_leaves_afterwards() {
     assert!(machine.told("drain --json 1").1);
     goes_on(&mut busy);
     [stopped, busy, other].into_iter().for_each(|program| drop(ends_well(program)));
+}
+
+/// Its thread that answers stands in the middle of something, as in a call of the driver that does not return.
+#[test]
+fn of_a_program_that_hangs_it_is_told_what_was_not_done_and_what_to_do() {
+    let machine = Machine::new("2x1GiB");
+    let program = machine.borrower();
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap();
+    let is_ours = |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap() == "gpupool\n";
+    let ours = tasks.flatten().find(is_ours).unwrap().file_name().to_str().unwrap().parse().unwrap();
+    let stands = Traced::begin(ours).unwrap();
+    let (told, all) = machine.told("drain --deadline 1s --json 1");
+    let error = told[0]["error"].as_str().unwrap_or_default();
+    assert!(!all && told[0]["pid"] == program.pid(), "{told}");
+    let begins = "what it has on the GPU is there still, and leaves once it goes on, as the GPU is drained: it did not answer within ";
+    assert!(error.starts_with(begins) && error.ends_with(&format!("or end it (kill {})", program.pid())), "{told}");
+    drop(stands);
+    machine.until(&program, "an empty GPU 1", |page| at(page, 1).drained && held(page, 1) == 0);
+    ends_well(program);
 }
 
 /// The last try of a drain says for how long it has waited, too.

@@ -54,6 +54,28 @@ fn a_refusal_is_told_with_who_held_what_and_what_would_have_helped() {
     mended.env("GPUPOOL_HOST_LIMIT", &host.value).shim().go().succeeds().says("allocate 400: 0");
 }
 
+/// On a GPU that is only borrowed from, room for a context stays free, whatever the reserve: no block gets that, and no advice counts on it.
+#[test]
+fn a_refusal_counts_no_room_that_is_kept_for_a_context() {
+    let run = |script: &str| {
+        let run = Run::program("steps").args(script).sim("2x256MiB").machine().nvml();
+        let run = run.env("SIMCUDA_CONTEXT_MIB", "20");
+        run.env("GPUPOOL_RESERVE", "8MiB").env("GPUPOOL_HOST_LIMIT", "0").shim().log()
+    };
+    let refused = run("a:300 a:400").go();
+    let told = refused.event("memory.out", |event| match event {
+        Event::OutOfMemory(told) => Some(told.clone()),
+        _ => None,
+    });
+    let lender = told.places.iter().find(|place| place.place == "gpu1").unwrap();
+    assert_eq!((lender.for_context >> 20, lender.reserve >> 20), (24, 8), "{lender:?}");
+    // What is said to have fit does, in the pool and not only in the driver.
+    let fits = told.fits >> 21 << 21;
+    let served = run(&format!("a:300 b:{fits}")).go();
+    served.succeeds().says(&format!("allocate {fits} bytes: 0"));
+    assert!(served.events("pool.refuse").is_empty() && served.events("memory.out").is_empty(), "{fits}");
+}
+
 #[test]
 fn arrays_over_several_gpus_hold_their_data() {
     let shim = Run::program("fill_spread").args("200 64 200 130").sim(SMALL).shim().log().report().go();

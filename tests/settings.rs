@@ -342,6 +342,23 @@ fn min_size_leaves_small_requests_to_the_driver() {
     assert_eq!((pooled("1"), pooled("8MiB"), pooled("9MiB")), (1, 1, 0));
 }
 
+/// From 1 MiB on nothing is packed: the driver has them as long as its GPU has room, and then the pool.
+#[test]
+fn a_min_size_above_a_mebibyte_leaves_what_is_between_to_the_driver_until_its_gpu_is_full() {
+    const KIB: u64 = 1 << 10;
+    let script = format!("b:{}{}", 512 * KIB, " a:4".repeat(20));
+    let (shim, _) = used(&script, "2x64MiB", &["GPUPOOL_MIN_SIZE=8MiB"]);
+    shim.succeeds();
+    assert_eq!(shim.stdout.matches("allocate 4: 0\n").count(), 20, "{}", shim.stdout);
+    let pooled = shim.picked(|event| match event {
+        Event::BlockAllocate(block) => Some((block.bytes / KIB, block.on_peers / KIB)),
+        _ => None,
+    });
+    assert_eq!(pooled[0], (512, 0), "{pooled:?}");
+    let beyond = &pooled[1..];
+    assert!((1..19).contains(&beyond.len()) && beyond.iter().all(|block| *block == (4096, 4096)), "{pooled:?}");
+}
+
 #[test]
 fn meminfo_says_the_pool_or_the_device() {
     let bare = Run::program("steps").args("i a:100 i").sim("4x256MiB").go();

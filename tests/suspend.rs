@@ -301,15 +301,16 @@ fn what_asks_for_memory_or_a_signal_waits_or_wakes_and_the_end_waits_for_nobody(
 #[test]
 fn who_cannot_be_asked_is_named_in_one_line() {
     let mut program = suspended("1x1GiB").start(None);
-    let complaint = |arguments: &str| {
-        let ended = gpupool(&program, arguments);
+    let complaint = |program: &Running, arguments: &str| {
+        let ended = gpupool(program, arguments);
         assert!(!ended.status.success());
         String::from_utf8(ended.stderr).unwrap()
     };
-    let none = complaint(&format!("suspend {}", program.pid()));
+    let none = complaint(&program, &format!("suspend {}", program.pid()));
     assert_eq!(none.lines().count(), 1, "{none}");
     assert!(
-        none.contains(&format!("no process {} that runs under gpupool and has allocated", program.pid())),
+        none.contains(&format!("process {} runs under gpupool and has no page", program.pid()))
+            && none.contains("it has allocated no GPU memory yet"),
         "{none}"
     );
     at_work(&mut program, 1);
@@ -318,6 +319,18 @@ fn who_cannot_be_asked_is_named_in_one_line() {
         let ended = gpupool(&program, &format!("resume {}", program.pid()));
         String::from_utf8(ended.stderr).unwrap().contains("is stopped (SIGSTOP)").then_some(())
     });
+    // What was not done, and what to do.
+    let pid = program.pid();
+    for arguments in [format!("suspend {pid}"), format!("set {pid} priority=60"), format!("checkpoint {pid} /nowhere")]
+    {
+        let text = complaint(&program, &arguments);
+        assert_eq!(
+            text,
+            format!(
+                "gpupool: process {pid}: nothing was done: it is stopped (SIGSTOP) and answers nobody; kill -CONT {pid}, then again\n"
+            )
+        );
+    }
     program.signal(libc::SIGCONT);
     goes_on(&mut program);
     let folder = program.session().join("gpupool");
@@ -483,7 +496,12 @@ fn another_user_is_heard_by_no_program_and_root_is() {
     for word in ["suspend", "resume"] {
         let ended = asked("1002", &[word]);
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert!(!ended.status.success() && said.lines().count() == 1 && said.contains("known to this user"), "{said}");
+        assert!(
+            !ended.status.success()
+                && said.lines().count() == 1
+                && said.contains("is another user's: only that one and root may ask it"),
+            "{said}"
+        );
     }
     mode(0o700);
     for arguments in [&["suspend", "--to", "host"][..], &["resume"]] {

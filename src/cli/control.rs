@@ -3,17 +3,19 @@
 //! The command listens by a file beside the process's metrics page, which is the user's alone, and rings at the page; the process connects
 //! ([`gpupool_wire::control`]). Who connects is known by the kernel's word, so nobody else's process is taken for it.
 
+use std::ffi::OsStr;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use gpupool_config::format_size;
+use gpupool_config::{Mode, Settings, Toggle, format_size};
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Door, Life, Serving, Standing, is_all_ending, ring, stat};
+use gpupool_metrics::{Door, Life, Serving, Standing, is_all_ending, may_be_of, ring, stat};
 use gpupool_wire::Socket;
 use gpupool_wire::blocks::Handle;
 use gpupool_wire::control::{ROOM, Reply, Request, Target};
@@ -26,6 +28,7 @@ use crate::failure::{Failure, complain};
 use crate::pages::{Listed, Pages};
 use crate::stdout;
 use crate::terminal;
+use crate::words::UNSEEN;
 
 /// How long a process has to connect. Its agent does so as soon as it runs: it may be at another request, or in a call of the driver.
 const TO_ANSWER: Duration = Duration::from_secs(10);
@@ -41,7 +44,19 @@ const RING: Duration = Duration::from_millis(50);
 const TURN: Duration = Duration::from_millis(10);
 
 /// What is told of a process that is frozen.
-const FROZEN: &str = "its control group is frozen, as of a container that is paused, and it answers nobody";
+const FROZEN: &str = "its control group is frozen, as of a container that is paused, and it answers nobody; let it go on (docker unpause, systemctl thaw), then again";
+
+/// What is told of one that is stopped.
+fn stopped(pid: u32) -> String {
+    format!("it is stopped (SIGSTOP) and answers nobody; kill -CONT {pid}, then again")
+}
+
+/// Why there is no answer.
+pub struct NoAnswer {
+    pub why: String,
+    /// Whether it was asked: it may have done some of it, or all.
+    pub was_asked: bool,
+}
 
 /// What became of one process.
 #[derive(Clone, Debug, Serialize)]
@@ -95,28 +110,62 @@ pub fn find(pids: &[u32]) -> Result<Vec<Listed>, Failure> {
         let mut rows =
             look.rows.iter().filter(|row| row.told.process.identity.pid == *pid && row.state != Life::Elsewhere);
         let Some(row) = rows.next() else {
-            let version = look.skipped.iter().find(|skipped| skipped.why.contains(&format!("/{pid}-")));
-            return Err(Failure::usage(match version {
-                Some(skipped) => format!("process {pid} cannot be asked: {}", skipped.why),
-                None => format!(
-                    "no process {pid} that runs under gpupool and has allocated GPU memory is known to this user here; gpupool ps lists them"
-                ),
+            let unread = look.skipped.iter().find(|skipped| skipped.pid == Some(*pid));
+            return Err(Failure::usage(match unread {
+                Some(skipped) => format!("process {pid} cannot be asked, and nothing was done: {}", skipped.why),
+                None => unknown(*pid),
             }));
         };
         if row.state == Life::Stopped {
-            return Err(Failure::usage(format!(
-                "process {pid} is stopped (SIGSTOP) and answers nobody; kill -CONT {pid}, then again"
-            )));
+            return Err(Failure::usage(format!("process {pid}: nothing was done: {}", stopped(*pid))));
         }
         if row.state == Life::Frozen {
-            return Err(Failure::usage(format!(
-                "process {pid}: {FROZEN}; let it go on (docker unpause, systemctl thaw), then again"
-            )));
+            return Err(Failure::usage(format!("process {pid}: nothing was done: {FROZEN}")));
         }
         found.push(row.clone());
     }
     Ok(found)
 }
+
+/// Why no page is of a process with this number, as far as that can be told.
+fn unknown(pid: u32) -> String {
+    let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}"));
+    if stat(pid).is_none() {
+        return format!("there is no process {pid} here; gpupool ps lists those that run under gpupool");
+    }
+    if !geteuid().is_root() && !may_be_of(pid, geteuid().as_raw()) {
+        return format!("process {pid} is another user's: only that one and root may ask it");
+    }
+    let variables = read("environ").unwrap_or_default();
+    let variables = variables.split(|byte| *byte == 0).filter_map(|variable| {
+        let at = variable.iter().position(|byte| *byte == b'=')?;
+        let text = |part: &[u8]| OsStr::from_bytes(part).to_owned();
+        Some((text(&variable[..at]), text(&variable[at + 1..])))
+    });
+    let settings = Settings::read(variables).ok();
+    let is_loaded = read("maps").is_ok_and(|maps| maps.windows(LIBRARY.len()).any(|part| part == LIBRARY));
+    match settings {
+        Some(settings) if is_loaded && settings.metrics == Toggle::Off => {
+            format!(
+                "process {pid} runs with GPUPOOL_METRICS=off: it has no page, so no command can ask it; start it without that setting"
+            )
+        }
+        Some(settings) if is_loaded && settings.mode == Mode::Off => {
+            format!("process {pid} runs with GPUPOOL_MODE=off, so gpupool has no part in it")
+        }
+        _ if is_loaded => format!(
+            "process {pid} runs under gpupool and has no page that this command finds: it has allocated no GPU memory yet, or its page lies elsewhere \
+             (another XDG_RUNTIME_DIR, or none: gpupool doctor in its surroundings tells)"
+        ),
+        _ => format!(
+            "process {pid} is not known to run under gpupool here; gpupool ps lists those that do, but for those that have \
+             allocated no GPU memory yet, and those with {UNSEEN}"
+        ),
+    }
+}
+
+/// A part of the path under which a process maps the library.
+const LIBRARY: &[u8] = b"/libgpupool.so";
 
 /// The processes that a command is to ask: those with these numbers or, with `--job`, all ranks of the job that the one which is named belongs to, or of the only one there is.
 ///
@@ -212,8 +261,8 @@ pub fn job_here() -> Result<Vec<Listed>, Failure> {
     let pids: Vec<u32> = look.rows.iter().filter(is_rank).map(|row| row.told.process.identity.pid).collect();
     let Some(first) = pids.first() else {
         return Err(Failure::usage(
-            "no process of this user here has a number in a job (LOCAL_RANK and the like) and runs under gpupool; name all processes that \
-             belong together"
+            "no process of this user here has a number in a job (LOCAL_RANK and the like) and is seen to run under gpupool (one with GPUPOOL_METRICS=off is not); name \
+             all processes that belong together"
                 .to_owned(),
         ));
     };
@@ -233,11 +282,12 @@ fn parent(pid: u32) -> Option<u32> {
 
 /// Asks all of these at once, and waits for as long as they take.
 pub fn ask_all(rows: &[Listed], request: &Request) -> Vec<Told> {
-    replies(rows, request, None).into_iter().zip(rows).map(|(reply, row)| told_by(row, reply)).collect()
+    let replies = replies(rows, request, None).into_iter().zip(rows);
+    replies.map(|(reply, row)| told_by(row, reply.map_err(|none| none.why))).collect()
 }
 
 /// What each of these answers, all asked at once; from `until` on nobody is waited for.
-pub fn replies(rows: &[Listed], request: &Request, until: Option<Instant>) -> Vec<Result<Reply, String>> {
+pub fn replies(rows: &[Listed], request: &Request, until: Option<Instant>) -> Vec<Result<Reply, NoAnswer>> {
     let progress = Progress::new(rows.len());
     let told = side_by_side(rows, |at, row| ask(row, request, until, &|done, total| progress.say(at, done, total)));
     progress.end();
@@ -287,7 +337,7 @@ pub fn ask_one(row: &Listed, request: &Request) -> Result<Reply, String> {
     let progress = Progress::new(1);
     let reply = ask(row, request, None, &|done, total| progress.say(0, done, total));
     progress.end();
-    reply
+    reply.map_err(|none| none.why)
 }
 
 /// Asks one process for an image behind which its memory leaves: what became of the image, and, where there is one, of that.
@@ -312,11 +362,17 @@ fn silence(request: &Request) -> Duration {
     }
 }
 
-fn ask(row: &Listed, request: &Request, until: Option<Instant>, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
+fn ask(
+    row: &Listed,
+    request: &Request,
+    until: Option<Instant>,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Reply, NoAnswer> {
     // It has that long and no longer, whatever it says meanwhile.
     let silence = until.map_or_else(|| silence(request), |until| until.saturating_duration_since(Instant::now()));
-    let socket = connect(row, request, until)?;
-    hear(row, &socket, request, silence, until, progress)
+    let none = |was_asked| move |why| NoAnswer { why, was_asked };
+    let socket = connect(row, request, until).map_err(none(false))?;
+    hear(row, &socket, request, silence, until, progress).map_err(none(true))
 }
 
 /// A connection to the process, which has been asked.
@@ -425,17 +481,18 @@ fn next(row: &Listed, socket: &Socket, silence: Duration) -> Result<Reply, Strin
         let received = match socket.receive_by(&mut buffer, until.min(Instant::now() + LOOK)) {
             Ok(received) => received.bytes,
             Err(Unheard::TimedOut) if stat(row.told.process.identity.pid).is_some_and(|stat| stat.state == b'T') => {
-                return Err(
-                    "it was stopped (SIGSTOP) before it had answered; what it was asked for it does not begin once it goes on"
-                        .to_owned()
-                );
+                return Err(format!(
+                    "it was stopped (SIGSTOP) before it had answered; what it was asked for it does not begin once it goes on; kill -CONT {}, then again",
+                    row.told.process.identity.pid
+                ));
             }
             Err(Unheard::TimedOut) if Instant::now() >= until => {
                 return Err(format!(
                     "it has said nothing for {} s: a call of the driver in it does not return, perhaps because it waits for work of \
                      another process, or its disk does not; once that is over, it is as if nobody had asked, and an image that was begun is \
-                     finished",
-                    silence.as_secs()
+                     finished; ask again then, or end it (kill {})",
+                    silence.as_secs(),
+                    row.told.process.identity.pid
                 ));
             }
             Err(Unheard::TimedOut) => continue,
@@ -804,7 +861,7 @@ fn accept(
         }
         // Before it heard anything: nothing was asked of it.
         if stat(pid).is_some_and(|stat| stat.state == b'T') {
-            return Err("it is stopped (SIGSTOP) and answers nobody".to_owned());
+            return Err(stopped(pid));
         }
         if !door.is_there() {
             return Ok(None);
@@ -818,8 +875,8 @@ fn accept(
         return Err(format!("another command is at it ({what}); once that is over it can be asked again"));
     }
     Err(format!(
-        "it did not answer within {} s: it may be stopped (as all of a container that is paused), have ended, or be at the end of a call of \
-         the driver",
+        "it did not answer within {} s: a call of the driver in it may not return, as where it waits for work that never ends, or it is stopped (as all of a \
+         container that is paused); ask again once it goes on, or end it (kill {pid})",
         begun.elapsed().as_secs()
     ))
 }

@@ -12,6 +12,7 @@ mod software;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use gpupool_config::Settings;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -47,12 +48,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.probe {
         return probe::answer();
     }
-    let (mut checks, gpus) = driver::checks();
-    checks.extend(host::checks());
+    // Settings that cannot be read are a check's finding; for the others the defaults hold.
+    let settings = Settings::read(std::env::vars_os()).unwrap_or_default();
+    let (mut checks, known) = driver::checks(&settings);
+    checks.push(host::check_here(&settings, known.refuses_host));
     checks.push(software::library(args.library.as_deref()));
     checks.extend(preload::checks());
     checks.push(software::python());
-    checks.extend(software::settings(gpus.as_deref()));
+    checks.extend(software::settings(known.totals.as_deref()));
     checks.extend(software::ranks());
     checks.extend(software::temporary());
     checks.extend(software::page());

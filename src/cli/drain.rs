@@ -16,11 +16,12 @@ use gpupool_wire::control::{Reply, Request, Stayed};
 use rustix::process::geteuid;
 use serde::Serialize;
 
-use crate::control::{self, OTHER_ANSWER};
+use crate::control::{self, NoAnswer, OTHER_ANSWER};
 use crate::failure::{Failure, complain};
 use crate::pages::{Listed, Pages, Skipped};
 use crate::stdout;
 use crate::terminal;
+use crate::words::UNSEEN;
 
 /// Have the memory of all programs leave a GPU, and none go there
 #[derive(clap::Args)]
@@ -115,7 +116,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let is_empty = told.iter().all(|told| told.error.is_none() && told.stayed.is_empty()) && !skipped;
     if !args.json {
         let end = match (is_empty, told.len()) {
-            (true, 0) => "no program that runs under gpupool uses it".to_owned(),
+            (true, 0) => format!("no program uses it that is seen to run under gpupool (with {UNSEEN} none is)"),
             (true, _) => "nothing is left there".to_owned(),
             (false, _) => "not all has left".to_owned(),
         };
@@ -206,7 +207,22 @@ fn ask(gpu: &Uuid, folders: &[PathBuf], request: &Request, deadline: Duration) -
     let is_here =
         |skipped: &&Skipped| folders.iter().any(|folder| skipped.why.starts_with(&format!("{}/", folder.display())));
     let others: Vec<_> = look.skipped.iter().filter(|skipped| skipped.reason == "version").filter(is_here).collect();
-    others.iter().for_each(|skipped| complain(&format!("not asked: {}", skipped.why)));
+    let is_undrain = matches!(request, Request::Undrain { .. });
+    // What was not done, and what becomes of it without this command: the files tell a program, too.
+    let in_time = if is_undrain {
+        "what left the GPU has not come back, and does once it goes on, as the GPU is drained no more"
+    } else {
+        "what it has on the GPU is there still, and leaves once it goes on, as the GPU is drained"
+    };
+    let all = if is_undrain {
+        "what left the GPU may not have come back"
+    } else {
+        "what it has on the GPU may be there still"
+    };
+    others.iter().for_each(|skipped| {
+        let pid = skipped.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
+        complain(&format!("process {pid} was not asked, and {all}: {}", skipped.why));
+    });
     // A program's first page tells of no GPU yet, and it may have had memory since.
     let sees = |row: &&Listed| {
         let is_concerned = row.page.parent().is_some_and(|folder| folders.iter().any(|known| known == folder));
@@ -230,22 +246,29 @@ fn ask(gpu: &Uuid, folders: &[PathBuf], request: &Request, deadline: Duration) -
                     let stayed = stayed.into_iter().map(|Stayed { bytes, what }| Left { bytes, what }).collect();
                     Told { pid, name, error: None, bytes: moved, microseconds, stayed }
                 }
-                Ok(Reply::Refused { why }) | Err(why) => failed(why),
+                Ok(Reply::Refused { why }) => failed(why),
                 Ok(_) => failed(OTHER_ANSWER.to_owned()),
+                Err(NoAnswer { why, .. }) if row.told.process.identity.life().is_over() => failed(why),
+                Err(NoAnswer { why, was_asked: false }) => failed(format!("{in_time}: {why}")),
+                Err(NoAnswer { why, was_asked: true }) => failed(format!("{all}: {why}")),
             }
         })
         .collect();
     told.extend(not.iter().map(|row| {
         let (pid, name) = told_of(row);
         let why = match row.state {
-            Life::Stopped => "it is stopped (SIGSTOP) and answers nobody; it does what is said once it goes on",
-            Life::Frozen => {
-                "its control group is frozen, as of a container that is paused; it does what is said once it goes on"
+            Life::Stopped => {
+                format!("{in_time}: it is stopped (SIGSTOP) and answers nobody; kill -CONT {pid} lets it go on")
             }
-            Life::Elsewhere => "it is in another PID namespace (a container), and only a command there can ask it",
-            _ => "the system does not let this user look at it",
+            Life::Frozen => format!(
+                "{in_time}: its control group is frozen, as of a container that is paused; docker unpause or systemctl thaw lets it go on"
+            ),
+            Life::Elsewhere => {
+                format!("{all}: it is in another PID namespace (a container), and only a command there can ask it")
+            }
+            _ => format!("{all}: the system does not let this user look at it; ask as its user or as root"),
         };
-        Told { pid, name, error: Some(why.to_owned()), bytes: 0, microseconds: 0, stayed: Vec::new() }
+        Told { pid, name, error: Some(why), bytes: 0, microseconds: 0, stayed: Vec::new() }
     }));
     (told, !others.is_empty())
 }
@@ -256,7 +279,9 @@ fn strangers(gpu: &Uuid, told: &[Told]) -> Vec<Told> {
     let unknown = all.into_iter().filter(|(pid, _)| told.iter().all(|told| told.pid != *pid));
     let stranger = |(pid, bytes): (u32, Option<u64>)| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
-        let what = "it has a context there, and does not run under gpupool or is none of this user's".to_owned();
+        let what = format!(
+            "it has a context there, and does not run under gpupool, or with {UNSEEN}, or is none of this user's"
+        );
         let stayed = vec![Left { bytes: bytes.unwrap_or(0), what }];
         Told { pid, name, error: None, bytes: 0, microseconds: 0, stayed }
     };

@@ -48,6 +48,8 @@ impl Listed {
 pub struct Skipped {
     /// One word, which there are few of.
     pub reason: &'static str,
+    /// Of a page: the number of its process, by its name.
+    pub pid: Option<u32>,
     /// Which, and why.
     pub why: String,
 }
@@ -75,7 +77,8 @@ impl Look {
                 }
                 _ => ("unknown", "the system does not let this user look at its process, and only another one"),
             };
-            Skipped { reason, why: format!("{}: {why} can tell whether it still runs", row.page.display()) }
+            let pid = Some(row.told.process.identity.pid);
+            Skipped { reason, pid, why: format!("{}: {why} can tell whether it still runs", row.page.display()) }
         }));
         self
     }
@@ -110,7 +113,8 @@ impl Pages {
     pub fn look(&mut self) -> Look {
         let (folders, refused) = Folder::all(&self.roots);
         let mut look = Look::default();
-        let refusals = refused.iter().map(|refused| Skipped { reason: "folder", why: format!("not read: {refused}") });
+        let refusal = |refused| Skipped { reason: "folder", pid: None, why: format!("not read: {refused}") };
+        let refusals = refused.iter().map(refusal);
         look.skipped.extend(refusals);
         for folder in &folders {
             let mut left_over = !self.looked;
@@ -121,7 +125,8 @@ impl Pages {
                     Err(None) => {}
                     Err(Some((reason, why))) => {
                         left_over |= reason == GONE;
-                        look.skipped.push(Skipped { reason, why: format!("{}: {why}", page.display()) });
+                        let why = format!("{}: {why}", page.display());
+                        look.skipped.push(Skipped { reason, pid: Some(entry.pid), why });
                     }
                 }
             }
@@ -317,7 +322,7 @@ mod tests {
             }
         }
         let look = pages.look();
-        let [Skipped { reason: "owner", why }] = &look.skipped[..] else { panic!("{look:?}") };
+        let [Skipped { reason: "owner", why, .. }] = &look.skipped[..] else { panic!("{look:?}") };
         assert!(look.rows.is_empty() && why.contains("made by user 65534"), "{why}");
     }
 
@@ -343,7 +348,7 @@ mod tests {
         rows[1].state = Life::Stopped;
         let look = Look { rows, skipped: Vec::new() }.without_doubtful();
         assert_eq!(look.rows.iter().map(|row| row.state).collect::<Vec<_>>(), [Life::Stopped]);
-        let [Skipped { reason: "elsewhere", why }] = &look.skipped[..] else { panic!("{look:?}") };
+        let [Skipped { reason: "elsewhere", why, .. }] = &look.skipped[..] else { panic!("{look:?}") };
         assert!(why.contains("an exporter there can tell whether it still runs"), "{why}");
     }
 

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::pages::{self, Listed, Pages};
 use crate::stdout;
 use crate::terminal::{self, Page, Table};
+use crate::words::UNSEEN;
 
 /// List the processes that run under gpupool, with their memory by place
 #[derive(clap::Args)]
@@ -92,7 +93,10 @@ fn lends(row: &Listed, rows: &[Listed]) -> Vec<Lent> {
 fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)]) -> String {
     let mut page = Page::new(terminal::colours());
     match (rows.len(), of_others) {
-        (0, 0) => page.line("no process runs under gpupool"),
+        (0, 0) => {
+            page.line("no process runs under gpupool");
+            page.entry("  ", &format!("listed are those that have allocated GPU memory; with {UNSEEN}, or without a folder for pages (gpupool doctor), none is"));
+        }
         (_, 0) => {}
         (_, 1) => page.line("1 process runs under another version of gpupool; that version's `gpupool ps` lists it"),
         (_, more) => page.line(&format!(

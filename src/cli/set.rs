@@ -6,7 +6,7 @@ use gpupool_config::read_one;
 use gpupool_wire::control::{Change, MOST_TEXT, Reply, Request};
 use serde::Serialize;
 
-use crate::control::{self, OTHER_ANSWER};
+use crate::control::{self, NoAnswer, OTHER_ANSWER};
 use crate::failure::{Failure, complain};
 use crate::stdout;
 use crate::terminal;
@@ -102,13 +102,17 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let rows = control::find(&[args.pid])?;
     let reply = control::replies(&rows, &Request::Set(args.settings.clone()), None).pop();
-    let (changes, error) = match reply.unwrap_or_else(|| Err("nobody was asked".to_owned())) {
-        Ok(Reply::Changed(changes)) => (changes, None),
-        Ok(Reply::Refused { why }) => (Vec::new(), Some(format!("{why}; nothing has changed"))),
-        // It may have been stopped, or ended, between the change and the answer.
-        Err(why) => (Vec::new(), Some(format!("{why}; whether anything has changed its log tells (setting.change)"))),
-        Ok(_) => (Vec::new(), Some(OTHER_ANSWER.to_owned())),
-    };
+    let (changes, error) =
+        match reply.unwrap_or_else(|| Err(NoAnswer { why: "nobody was asked".to_owned(), was_asked: false })) {
+            Ok(Reply::Changed(changes)) => (changes, None),
+            Ok(Reply::Refused { why }) => (Vec::new(), Some(format!("{why}; nothing has changed"))),
+            Err(NoAnswer { why, was_asked: false }) => (Vec::new(), Some(format!("nothing has changed: {why}"))),
+            // It may have been stopped, or ended, between the change and the answer.
+            Err(NoAnswer { why, was_asked: true }) => {
+                (Vec::new(), Some(format!("{why}; whether anything has changed its log tells (setting.change)")))
+            }
+            Ok(_) => (Vec::new(), Some(OTHER_ANSWER.to_owned())),
+        };
     if args.json {
         let changes = changes.iter().map(|Change { name, old, new, note }| Changed { name, old, new, note });
         let told = Told { pid: args.pid, error: error.as_deref(), changes: changes.collect() };

@@ -10,6 +10,9 @@ const OUTER_FRAMES: usize = 2;
 /// Native frames shown where there are none of Python.
 const NATIVE_FRAMES: usize = 4;
 
+/// With what a program has no page, by which all commands find it.
+pub const UNSEEN: &str = "GPUPOOL_METRICS=off";
+
 /// How much more slowly a GPU is read that lends memory while nobody has a context on it, and what one there takes (measured on
 /// H200, by kernels and by copies).
 pub const LENDER_ASLEEP: &str = "8 to 11 % more slowly (H200)";

@@ -46,7 +46,9 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_MIN_SIZE",
         values: "size",
         default: "1MiB",
-        help: "Requests smaller than this get no frame of 2 MiB of their own; GPUPOOL_SMALL says who serves them.",
+        help: "The smallest request that gets frames of 2 MiB of its own from the pool at once. In mode pool GPUPOOL_SMALL says \
+               who serves requests below it of less than 1 MiB; those of 1 MiB and more the driver makes on the program's GPU, \
+               and what has no room there goes to the pool as larger ones do.",
         read: |settings, value| {
             settings.min_size = match size(value, "1MiB")? {
                 0 => return Err("must be at least 1; write 1 to pool every request".to_owned()),
@@ -59,8 +61,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_SMALL",
         values: Small::WORDS,
         default: "pool",
-        help: "Who serves requests under GPUPOOL_MIN_SIZE in mode pool: the pool, which packs those under 1 MiB into frames on \
-               the program's GPU, or the driver, who also gets what there is no room for.",
+        help: "Who serves requests under GPUPOOL_MIN_SIZE and 1 MiB in mode pool: the pool, which packs them into frames on the \
+               program's GPU, or the driver, who also gets what there is no room for.",
         read: |settings, value| {
             choice(value, "an answer", Small::WORDS, Small::from_word).map(|word| settings.small = word)
         },

@@ -49,6 +49,9 @@ pub struct PlaceAtRefusal {
     pub contexts: u64,
     /// What has to stay free there (`GPUPOOL_RESERVE`).
     pub reserve: u64,
+    /// What has to stay free there for somebody's context, whatever the reserve: on a GPU that is only borrowed from. Absent where that is nothing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub for_context: u64,
     /// What the system called free there, the reserve included; absent where nobody told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free: Option<u64>,
@@ -61,6 +64,17 @@ pub struct PlaceAtRefusal {
     /// (the host, for a handle).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out: Option<String>,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
+impl PlaceAtRefusal {
+    /// What has to stay free there.
+    pub fn kept_free(&self) -> u64 {
+        self.reserve.max(self.for_context)
+    }
 }
 
 /// Who held memory when the program was told OUT_OF_MEMORY.

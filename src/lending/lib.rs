@@ -19,6 +19,17 @@ pub use leaving::{Due, Leaving, Whom};
 
 use std::time::Duration;
 
+/// What a context takes of a GPU where nobody knows better, bytes (H200, driver 580).
+pub const CONTEXT: u64 = 523 << 20;
+/// No more than this part of a GPU is kept free for somebody's context.
+const CONTEXTS: u64 = 8;
+
+/// Bytes that stay free for somebody's context on a GPU of `total` bytes from which a process only borrows, and leaves for whoever comes, whatever its reserve: what
+/// `cuInit` and a context take. Who was refused its context is never seen, and nothing would leave for it. `context`: what a context takes here, where that is known.
+pub fn kept_for_context(total: u64, context: Option<u64>) -> u64 {
+    context.unwrap_or(CONTEXT).saturating_add(INIT).min(total / CONTEXTS)
+}
+
 /// How long nothing of what was given is taken back, at first.
 pub const GUARD: Duration = Duration::from_secs(10);
 /// And at most.

@@ -40,6 +40,25 @@ impl Runs {
     }
 }
 
+/// Whether a process of this parent is the kernel of a notebook: it runs IPython's program, or its parent is the server that says in its environment that it started it
+/// (`JPY_PARENT_PID`). What a kernel starts inherits that, and has another parent.
+pub fn is_kernel(pid: u32, parent: u32, runs: Option<&Runs>) -> bool {
+    // As it was at the start: a program may write to its own while another thread of it reads.
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let server = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"JPY_PARENT_PID="));
+    is_kernel_of(parent, server, runs)
+}
+
+fn is_kernel_of(parent: u32, server: Option<&[u8]>, runs: Option<&Runs>) -> bool {
+    const KERNELS: [&[u8]; 3] = [b"-m ipykernel_launcher", b"-m ipykernel", b"ipykernel_launcher.py"];
+    let is_ipython = |code: &[u8]| {
+        let name = code.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        KERNELS.contains(&code) || KERNELS.contains(&name)
+    };
+    let says_so = server.and_then(|server| str::from_utf8(server).ok()?.parse().ok()) == Some(parent);
+    says_so || matches!(runs, Some(Runs { code: Code::Given(code), .. }) if is_ipython(code))
+}
+
 /// Of an executable that was started with these arguments, each with a zero behind it.
 fn code(executable: Option<&Path>, arguments: &[u8]) -> Code {
     let mut all = arguments.strip_suffix(b"\0").unwrap_or(arguments).split(|byte| *byte == 0);
@@ -133,6 +152,27 @@ mod tests {
         let titled = |title| of("/usr/bin/python3.11", &[title]);
         assert!(titled("VLLM::Worker_TP0").may_be_same_as(&titled("VLLM::Worker_TP1")));
         assert!(titled("VLLM::Worker_TP0").may_be_same_as(&worker(5, 9)));
+    }
+
+    #[test]
+    fn a_notebooks_kernel_is_known_by_its_program_or_its_server() {
+        let is = |runs: &Runs, server: Option<&str>| is_kernel_of(4711, server.map(str::as_bytes), Some(runs));
+        for kernel in [
+            "-m ipykernel_launcher -f /run/kernel-1.json",
+            "-Xfrozen_modules=off -m ipykernel -f x",
+            "/opt/ipykernel_launcher.py -f x",
+        ] {
+            assert!(is(&python(kernel), None), "{kernel}");
+        }
+        let julia = of("/usr/bin/julia", &["julia", "kernel.jl", "/run/kernel-1.json"]);
+        assert!(is(&julia, Some("4711")), "any kernel of the server");
+        // What a kernel has started has the variable, too, and is no kernel; nor is one that only names the program.
+        let worker = python("-c spawn_main(tracker_fd=5)");
+        for (other, server) in
+            [(&worker, Some("4710")), (&julia, None), (&python("train.py ipykernel_launcher.py"), Some("none"))]
+        {
+            assert!(!is(other, server), "{other:?} {server:?}");
+        }
     }
 
     #[test]

@@ -692,6 +692,31 @@ fn a_program_is_not_suspended_while_an_image_of_it_is_written_whoever_else_asks_
     ends_well(program);
 }
 
+/// The copies lie in blocks of the pool, of the size of the program's own, which nobody in it asked for.
+#[test]
+fn a_program_that_is_refused_memory_while_an_image_is_written_is_told_of_its_own_blocks_alone() {
+    const BYTES: u64 = 200 * MIB;
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    blocks_of(&mut program, &[BYTES >> 10], 5000);
+    let (mut command, writers) = image_under_way(&program, &folder);
+    eventually("the copy", || {
+        let used: u64 = program.ask("used").split(' ').filter_map(|used| used.parse::<u64>().ok()).sum();
+        (used >= 2 * BYTES).then_some(())
+    });
+    assert_eq!(program.ask("refused 8000"), "2");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let told = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let told = told.into_iter().find(|record| record["event"] == "memory.out").unwrap();
+    let holders = told["holders"].as_array().unwrap();
+    assert_eq!(holders.len(), 1, "{told:#}");
+    assert_eq!((&holders[0]["blocks"], &holders[0]["bytes"]), (&1.into(), &BYTES.into()), "{told:#}");
+    assert_eq!((&told["live_bytes"], &told["small"]), (&BYTES.into(), &0.into()), "{told:#}");
+    drop(writers);
+    assert!(command.wait().unwrap().success());
+    ends_well(program);
+}
+
 #[test]
 fn a_program_that_ends_while_an_image_is_written_leaves_nothing_of_it() {
     let (_around, folder) = store();

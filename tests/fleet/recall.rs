@@ -850,7 +850,7 @@ fn ranks_that_no_launcher_tells_of_keep_to_their_own_gpus() {
     ranks.into_iter().chain([other]).for_each(|program| drop(is_whole(program)));
 }
 
-/// Of another session, started by another process, or another program: each looks like a rank, and is nobody's.
+/// Of another session, started by another process, another program, or another notebook of one server: each looks like a rank, and is nobody's.
 #[test]
 fn programs_that_only_look_like_ranks_lend_each_other_their_gpus() {
     let renamed = tempfile::tempdir().unwrap();
@@ -860,16 +860,29 @@ fn programs_that_only_look_like_ranks_lend_each_other_their_gpus() {
     let folder = tempfile::tempdir().unwrap();
     let python = folder.path().join("python3");
     std::fs::copy(harness::program("neighbour"), &python).unwrap();
-    for is in ["another session", "another parent", "another program", "another script"] {
+    let server = std::process::id().to_string();
+    for is in
+        ["another session", "another parent", "another program", "another script", "another notebook", "another kernel"]
+    {
         let machine = Machine::new("2x320MiB");
         let of = |run: Run, gpu: u32| {
             let run = machine.with_priority(run, 50).env("GPUPOOL_IDLE", "100ms");
             run.env("GPUPOOL_LIMIT", format!("{gpu}:16MiB"))
         };
-        let first = if is == "another script" { Run::command(&python) } else { Run::program("neighbour") };
-        let mut first = machine.start(of(first.arg("0"), 0));
+        // Of IPython, as an editor starts them in its own session: the number is by what each sees.
+        let notebook =
+            |list: &str| Run::command(&python).args("-m ipykernel_launcher").env("CUDA_VISIBLE_DEVICES", list);
+        let first = match is {
+            "another script" => Run::command(&python).arg("0"),
+            "another notebook" => notebook("0,1"),
+            "another kernel" => Run::program("neighbour").arg("0").env("JPY_PARENT_PID", &server),
+            _ => Run::program("neighbour").arg("0"),
+        };
+        let mut first = machine.start(of(first, 0));
         let other = match is {
             "another script" => Run::command(&python).arg("1"),
+            "another notebook" => notebook("1,0"),
+            "another kernel" => Run::program("neighbour").arg("1").env("JPY_PARENT_PID", &server),
             "another session" => Run::command("setsid").arg(harness::program("neighbour")).arg("1"),
             // It starts the program, and waits for it.
             "another parent" => {
@@ -877,7 +890,7 @@ fn programs_that_only_look_like_ranks_lend_each_other_their_gpus() {
             }
             _ => Run::command(&renamed).arg("1"),
         };
-        let mut other = machine.start(of(other, 1));
+        let mut other = machine.start(of(other, if is == "another notebook" { 0 } else { 1 }));
         takes(&mut other, 24);
         takes(&mut first, 24);
         let others = |machine: &Machine| machine.files().iter().filter(|name| name.ends_with(".page")).count();

@@ -7,6 +7,7 @@
  *   contexts         from now on one thread makes a context on the last GPU, allocates in it, and ends it, again and again; how many so far
  *   spin             a kernel that waits for the host; release: it ends
  *   allocate MIB     memory that stays; its address
+ *   refused MIB      what the driver answers to a request for memory that there is no room for
  *   name N K A S     a new block, of which K KiB from A KiB on are called N once all of it counts up from S: what gpupool_name answered, the first
  *                    word of the range, and how many others of it do not count up from there
  *   block K S        a new block of K KiB that counts up from S; its address
@@ -227,6 +228,10 @@ int main(void)
             CHECK(cuMemAlloc_v2(&block, (size_t)number * MIB));
             CHECK(cuMemsetD32_v2(block, 7, (size_t)number * MIB / 4));
             printf("%llu\n", (unsigned long long)block);
+        } else if (sscanf(line, "refused %d", &number) == 1) {
+            CUdeviceptr none;
+            start_on(0);
+            printf("%d\n", cuMemAlloc_v2(&none, (size_t)number * MIB));
         } else if (sscanf(line, "name %255s %u %u %u", word, &bytes, &at, &seed) == 4) {
             say_named(word, (size_t)bytes << 10, (size_t)at << 10, seed);
         } else if (sscanf(line, "block %u %u", &bytes, &seed) == 2) {

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use gpupool_config::{Budget, Lenders, Outside, Settings, format_size, tightest};
+use gpupool_config::{Budget, Lenders, Mode, Outside, Settings, format_size, tightest};
 use gpupool_machine::{Host, Uuid, dashed};
 use serde_json::json;
 
@@ -25,36 +25,44 @@ const INVALID_CONTEXT: i32 = 201;
 /// `cuMemCreate` on the host came with CUDA 12.2.
 const HOST_MEMORY_SINCE: i32 = 12_020;
 
-/// What the driver is and can, and the memory of each GPU if there are any.
-pub fn checks() -> (Vec<Check>, Option<Vec<u64>>) {
+/// What the driver says that other checks need.
+#[derive(Default)]
+pub struct Known {
+    /// The memory of each GPU; none where there is no driver, or no GPU.
+    pub totals: Option<Vec<u64>>,
+    /// It gives no memory on the host (`cuMemCreate`).
+    pub refuses_host: bool,
+}
+
+/// What the driver is and can.
+pub fn checks(settings: &Settings) -> (Vec<Check>, Known) {
     let probe = match ask() {
         Ok(probe) => probe,
         Err(reason) => {
             let advice = "see whether nvidia-smi works, and what `dmesg` says about NVRM";
-            return (vec![Check::broken("driver", reason, advice)], None);
+            return (vec![Check::broken("driver", reason, advice)], Known::default());
         }
     };
     if let Some(problem) = &probe.failure {
-        return (vec![failed(problem, &probe)], None);
+        return (vec![failed(problem, &probe)], Known::default());
     }
     if probe.gpus.is_empty() {
         let advice = "see what nvidia-smi shows, and whether CUDA_VISIBLE_DEVICES hides them";
-        return (vec![Check::broken("driver", "no GPU can be seen", advice)], None);
+        return (vec![Check::broken("driver", "no GPU can be seen", advice)], Known::default());
     }
     let totals = probe.gpus.iter().map(|gpu| gpu.total).collect();
-    let mut checks = vec![driver(&probe), gpus(&probe), links(&probe), vmm(&probe), host_numa(&probe)];
-    checks.extend(lenders(&probe));
+    let refuses_host = refusal(&probe).is_some();
+    let mut checks = vec![driver(&probe), gpus(&probe), links(&probe), vmm(&probe), host_numa(&probe, settings)];
+    checks.extend(lenders(&probe, settings));
     checks.extend(loans(&probe));
     checks.extend(drains(&drain::drained()));
-    checks.extend(budgets(&probe, Path::new("/")));
+    checks.extend(budgets(&probe, settings, Path::new("/")));
     checks.extend(fabric::check(&probe, Path::new("/")));
-    (checks, Some(totals))
+    (checks, Known { totals: Some(totals), refuses_host })
 }
 
 /// The smallest bound on each GPU that somebody sets, where anybody does: `GPUPOOL_LIMIT`, control groups (`dmem`, and NVML's limits of them), MPS and HAMi.
-fn budgets(probe: &Probe, root: &Path) -> Option<Check> {
-    // Settings that cannot be read are another check's finding; without them the defaults are told.
-    let settings = Settings::read(std::env::vars_os()).unwrap_or_default();
+fn budgets(probe: &Probe, settings: &Settings, root: &Path) -> Option<Check> {
     let groups = Host::at(root).device_limits();
     let of = |(gpu, known): (u32, &Gpu)| {
         let groups = groups.iter().filter(|group| group.is_of(&known.pci));
@@ -194,7 +202,7 @@ fn gpu_lines(number: usize, gpu: &Gpu) -> Vec<String> {
 
 fn links(probe: &Probe) -> Check {
     if probe.gpus.len() == 1 {
-        return Check::fine("peers", "one GPU, so the pool is this GPU and the host");
+        return Check::fine("peers", "one GPU, so no other one lends memory");
     }
     let facts = json!(probe.links);
     let pairs = || probe.links.iter().flatten().filter(|link| **link != Link::Itself);
@@ -222,9 +230,12 @@ fn links(probe: &Probe) -> Check {
 }
 
 /// What becomes of GPUs that only lend memory; nothing where none is reached over NVLink, for which it was measured.
-fn lenders(probe: &Probe) -> Option<Check> {
+fn lenders(probe: &Probe, settings: &Settings) -> Option<Check> {
     probe.links.iter().flatten().find(|link| matches!(link, Link::Nvlink(_)))?;
-    let setting = Settings::read(std::env::vars_os()).map(|settings| settings.lenders).unwrap_or_default();
+    if matches!(settings.mode, Mode::Trace | Mode::Off) {
+        return None;
+    }
+    let setting = settings.lenders;
     let words = match setting {
         Lenders::Asleep => format!(
             "a GPU that only lends lowers its clocks and is read {LENDER_ASLEEP}; GPUPOOL_LENDERS=awake has a helper process keep \
@@ -271,15 +282,26 @@ fn vmm(probe: &Probe) -> Check {
     check.facts(json!({"without": without}))
 }
 
-fn host_numa(probe: &Probe) -> Check {
+/// The first host node on which the driver gives no memory, and its answer. Some drivers want a context even for this; making one here would cost what gpupool is there to
+/// save.
+fn refusal(probe: &Probe) -> Option<(i32, i32)> {
+    probe.host.iter().copied().find(|(_, code)| *code != 0 && *code != INVALID_CONTEXT)
+}
+
+fn host_numa(probe: &Probe, settings: &Settings) -> Check {
     let facts = json!(probe.host.iter().map(|(node, code)| json!({"node": node, "result": code})).collect::<Vec<_>>());
-    let refused: Vec<_> = probe.host.iter().filter(|(_, code)| *code != 0).collect();
     let nodes = |list: &[i32]| list.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
     let all: Vec<i32> = probe.host.iter().map(|(node, _)| *node).collect();
-    let check = match refused.first() {
+    let is_unknown = probe.host.iter().any(|(_, code)| *code == INVALID_CONTEXT);
+    // Managed memory is the driver's on the host, too.
+    let is_asked_for = matches!(settings.mode, Mode::Pool | Mode::Spill) && settings.host_limit != Some(0);
+    let check = match refusal(probe) {
+        None if is_unknown => Check::fine("HOST_NUMA", "not known: this driver says so only with a context"),
         None => Check::fine("HOST_NUMA", format!("the driver gives memory on host node {}", nodes(&all))),
-        // Some drivers want a context even for this; making one here would cost what gpupool is there to save.
-        Some((_, INVALID_CONTEXT)) => Check::fine("HOST_NUMA", "not known: this driver says so only with a context"),
+        Some((node, code)) if !is_asked_for => Check::fine(
+            "HOST_NUMA",
+            format!("cuMemCreate on host node {node} answers {code}, and with these settings nothing asks for that"),
+        ),
         Some((node, code)) => Check::finding(
             "HOST_NUMA",
             format!("cuMemCreate on host node {node} answers {code}: the pool goes on without the host's memory"),

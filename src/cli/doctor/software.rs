@@ -131,7 +131,7 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
         .filter(|(name, value)| name.starts_with(PREFIX) && !value.is_empty())
         .collect();
     let facts: Value = json!(set);
-    let mut of_the_log = Vec::new();
+    let (mut of_the_log, mut of_gpus, mut without_effect) = (Vec::new(), Vec::new(), Vec::new());
     let mut checks = Vec::new();
     let problems = match Settings::read(std::env::vars_os()) {
         Ok(settings) if settings.mode == Mode::Off => {
@@ -143,7 +143,12 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
         }
         Ok(settings) => {
             of_the_log = log_settings::problems(&settings);
-            gpus.map(|gpus| settings.check_gpus(gpus)).unwrap_or_default()
+            without_effect = settings.without_effect();
+            // Where the driver serves all, nothing looks at them.
+            if settings.mode != Mode::Trace {
+                of_gpus = gpus.map(|gpus| settings.check_gpus(gpus)).unwrap_or_default();
+            }
+            Vec::new()
         }
         Err(problems) => problems,
     };
@@ -159,6 +164,17 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
         checks
             .extend(of_the_log.iter().map(|problem| Check::finding("settings", problem, advice).facts(facts.clone())));
     }
+    let advice = "`gpupool run` starts it all the same: what this machine lacks the library finds out as the program first uses a GPU, says it, and leaves all memory to \
+                  the driver";
+    checks.extend(
+        of_gpus.iter().map(|problem| Check::broken("settings", problem.to_string(), advice).facts(facts.clone())),
+    );
+    let advice = "it is passed over, and the log says so once";
+    checks.extend(
+        without_effect
+            .iter()
+            .map(|problem| Check::finding("settings", problem.to_string(), advice).facts(facts.clone())),
+    );
     let without_unit = gpupool_config::without_unit(std::env::vars_os());
     checks.extend(without_unit.iter().map(|problem| {
         Check::finding("settings", problem.to_string(), "it is obeyed as it stands").facts(facts.clone())

@@ -69,7 +69,8 @@ fn numbers_are_the_pages_in_bytes_and_seconds() {
 fn every_name_keeps_to_the_conventions_and_the_pid_stands_in_one_place() {
     let mut row = listed(812, "train");
     row.told.levels.suspended = 1_700_000_000_500_000;
-    let text = exported(&Look { rows: vec![row], skipped: vec![Skipped { reason: "torn", why: String::new() }] });
+    let text =
+        exported(&Look { rows: vec![row], skipped: vec![Skipped { reason: "torn", pid: None, why: String::new() }] });
     for family in ALL {
         let name = family.name;
         let kind = text.lines().find_map(|line| line.strip_prefix(&format!("# TYPE {name} ")));
@@ -124,7 +125,7 @@ fn names_of_blocks_are_a_bounded_number_of_series_that_add_up_to_all_of_them() {
 #[test]
 fn promtool_finds_nothing_to_complain_of() {
     let rows = (1..4).map(|pid| listed(pid, "train")).collect();
-    let skipped = vec![Skipped { reason: "torn", why: String::new() }];
+    let skipped = vec![Skipped { reason: "torn", pid: None, why: String::new() }];
     assert_eq!(tool(&["check", "metrics"], &exported(&Look { rows, skipped })).unwrap_or_default(), "");
 }
 

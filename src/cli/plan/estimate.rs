@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use gpupool_lending::CONTEXT;
 use gpupool_tiers::FarLink;
 
-use super::machine::{CONTEXT, Demand, Lies, Machine};
+use super::machine::{Demand, Lies, Machine};
 use crate::report::{NEAR_AND_FAR, Process};
 
 /// Parts that the time of the logs is cut into.
@@ -21,6 +22,8 @@ pub struct Program {
     demands: Vec<(Demand, Vec<u64>)>,
     /// What contexts take, by GPU.
     contexts: Vec<u64>,
+    /// What one takes, where the logs tell.
+    context: Option<u64>,
     /// Seconds from the first start to the last end.
     pub seconds: f64,
     /// The most that was in use at once.
@@ -70,10 +73,11 @@ impl Program {
         let end = processes.iter().map(|process| process.last).fold(f64::NEG_INFINITY, f64::max);
         let seconds = (end - begin).max(0.001);
         let mut gpus = BTreeMap::new();
-        let mut program = Program { demands: Vec::new(), contexts: Vec::new(), seconds, peak: 0, far: None };
+        let mut program =
+            Program { demands: Vec::new(), contexts: Vec::new(), context: None, seconds, peak: 0, far: None };
         let mut all = vec![0u64; PARTS];
         let mut far = Far { on_peers: 0.0, on_host: 0.0, lost: None };
-        for process in processes.iter().filter(|process| process.all.peak() > 0) {
+        for (number, process) in (0..).zip(processes.iter().filter(|process| process.all.peak() > 0)) {
             let mut used = process.all.parts_of(PARTS, process.origin() - begin, seconds);
             // What a process held at its end is nobody's afterwards.
             let ended = ((process.last - begin) / seconds * PARTS as f64).ceil() as usize;
@@ -87,7 +91,7 @@ impl Program {
                 let next = gpus.len() as u32;
                 let home = *gpus.entry(home).or_insert(next);
                 let rows = used.iter().map(|bytes| (*bytes as f64 * share) as u64).collect();
-                program.demands.push((Demand { home, borrows, bytes: 0 }, rows));
+                program.demands.push((Demand { home, process: number, borrows, bytes: 0 }, rows));
             }
             let mean = |name: &str| {
                 let parts =
@@ -108,6 +112,7 @@ impl Program {
             }
         }
         program.contexts = contexts(processes, &gpus);
+        program.context = usual_cost(processes);
         program.peak = all.into_iter().max().unwrap_or(0);
         program.far = (far.on_peers + far.on_host > 0.0).then_some(far);
         program
@@ -132,7 +137,7 @@ impl Program {
             let demands: Vec<Demand> =
                 self.demands.iter().map(|(demand, rows)| Demand { bytes: rows[part], ..*demand }).collect();
             let mut all = Lies::default();
-            for lies in machine.place(&demands, &contexts) {
+            for lies in machine.place(&demands, &contexts, self.context) {
                 all.near = all.near.saturating_add(lies.near);
                 all.on_peers = all.on_peers.saturating_add(lies.on_peers);
                 all.on_host = all.on_host.saturating_add(lies.on_host);
@@ -213,6 +218,15 @@ fn gpu(process: &Process, device: u32, uuid: Option<&String>) -> Gpu {
     // Ranks may each be shown one GPU, which all of them call 0.
     let rank = process.start.as_ref().and_then(|start| start.local_rank).filter(|_| uuid.is_none());
     (uuid.cloned(), rank, if uuid.is_some() { 0 } else { device })
+}
+
+/// What a context takes, as the library reckons it: of those that were measured alone the dearest, else of the others the cheapest.
+fn usual_cost(processes: &[Process]) -> Option<u64> {
+    let costs = |approximate: bool| {
+        let made = processes.iter().flat_map(|process| &process.contexts).map(|context| &context.made);
+        made.filter(move |made| made.approximate == approximate).filter_map(|made| made.cost).filter(|cost| *cost > 0)
+    };
+    costs(false).max().or_else(|| costs(true).min())
 }
 
 /// What contexts take of each GPU that is worked on.

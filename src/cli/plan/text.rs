@@ -74,7 +74,7 @@ fn rests_on(page: &mut Page, program: &Program, rows: &[Row]) {
         "in use: what the pool told while it changed, in steps of 1/64 of a GPU, and not what the program made itself with cuMemCreate",
     );
     say(
-        "where it would lie: the default settings; each GPU keeps GPUPOOL_RESERVE and the contexts that this program works in, and nobody else is there",
+        "where it would lie: the default settings; each GPU keeps GPUPOOL_RESERVE and the contexts that this program works in, one that it only borrows from at least what a context takes, and nobody else is there",
     );
     let host = rows.first().map_or(0, |row| row.machine.host);
     say(&format!("the host: {} of it may be taken (--host)", format_size(host)));

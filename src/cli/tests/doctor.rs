@@ -285,6 +285,50 @@ fn settings_are_judged_as_the_library_would() {
     }
 }
 
+/// What the machine lacks keeps no program from starting, so doctor does not say that `run` does.
+#[test]
+fn doctor_says_of_settings_what_run_does() {
+    let bench = Bench::new();
+    for (name, value) in [
+        ("GPUPOOL_MODE", "fast"),
+        ("GPUPOOL_NO_SUCH", "1"),
+        ("GPUPOOL_LOG", "blah"),
+        ("GPUPOOL_DEVICES", "0,9"),
+        ("GPUPOOL_LIMIT", "9:1GiB"),
+        ("GPUPOOL_LIMIT", "0:70GiB"),
+        ("GPUPOOL_GUARANTEE", "9:1GiB"),
+        ("GPUPOOL_CONTEXT_DEVICES", "0"),
+    ] {
+        let mut doctor = simulated(&bench, &["--gpus", "2x16GiB"], GOOD_PYTHON, &["--json"]);
+        let advice = check(&output(doctor.env(name, value)), "settings")["advice"].to_string();
+        let mut run = gpupool();
+        run.args(["sim", "--gpus", "2x16GiB", "--", GPUPOOL, "run", "--library"]).arg(bench.library());
+        let starts = output(run.args(["--", "echo", "started"]).env(name, value)).stdout == b"started\n";
+        assert_eq!(advice.contains("refuses to start"), !starts, "{name}={value}: {advice}");
+    }
+}
+
+/// No two lines say different things of one memory.
+#[test]
+fn the_host_is_told_of_as_the_driver_and_the_settings_leave_it() {
+    let bench = Bench::new();
+    for (host, variable, value, words, numa) in [
+        ("none", "GPUPOOL_MODE", "pool", "takes none of it (the driver gives none, see HOST_NUMA)", "finding"),
+        ("none", "GPUPOOL_HOST_LIMIT", "0", "takes none of it (GPUPOOL_HOST_LIMIT=0)", "fine"),
+        ("none", "GPUPOOL_MODE", "managed", "takes up to ", "fine"),
+        ("64GiB", "GPUPOOL_MODE", "trace", "takes none of it (GPUPOOL_MODE=trace) and pins none", "fine"),
+        ("64GiB", "GPUPOOL_MODE", "off", "takes none of it (GPUPOOL_MODE=off) and pins none", "fine"),
+        ("64GiB", "GPUPOOL_HOST_LIMIT", "1MiB", "takes up to 1.0 MiB and pins up to ", "fine"),
+        ("64GiB", "GPUPOOL_HOST_LIMIT", "900TiB", " are there now, and pins up to ", "fine"),
+    ] {
+        let mut command = simulated(&bench, &["--gpus", "1x16GiB", "--host", host], GOOD_PYTHON, &["--json"]);
+        let output = output(command.env(variable, value));
+        let said = check(&output, "host");
+        assert!(said["what"].as_str().is_some_and(|said| said.contains(words)), "{variable}={value}: {said}");
+        assert_eq!(check(&output, "HOST_NUMA")["state"], numa, "{variable}={value}");
+    }
+}
+
 /// What `run` refuses is found here, also where the settings say that nothing is to be done.
 #[test]
 fn doctor_finds_what_run_refuses() {

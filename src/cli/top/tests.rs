@@ -378,7 +378,7 @@ fn rates_are_of_one_program_only() {
 #[test]
 fn pages_that_are_not_read_are_counted() {
     let mut state = state();
-    let skipped = |reason| Skipped { reason, why: String::new() };
+    let skipped = |reason| Skipped { reason, pid: None, why: String::new() };
     let skipped = vec![skipped("version"), skipped("torn"), skipped("gone")];
     state.update(Look { rows: vec![], skipped }, NOW, None);
     assert!(screen(&mut state, 80, 20).contains("0 processes, by used, 2 pages not read\n"));

@@ -349,7 +349,10 @@ fn processes(state: &State, area: Rect, buffer: &mut Buffer) {
     StatefulWidget::render(table, area, buffer, &mut chosen);
     if visible.is_empty() {
         let below = Rect { y: area.y + 1, height: area.height.saturating_sub(1), ..area };
-        let words = if state.rows().is_empty() { "no process runs under gpupool" } else { "no process has that in it" };
+        let words = match state.rows().is_empty() {
+            true => format!("no process runs under gpupool ({} hides it)", words::UNSEEN),
+            false => "no process has that in it".to_owned(),
+        };
         Line::raw(words).render(below.intersection(buffer.area), buffer);
     }
 }

@@ -34,7 +34,8 @@ class State(enum.IntEnum):
     ACTIVE = 1
     #: It failed inside: memory handed out stays valid, new memory comes from the driver.
     CLOSED = 2
-    #: Everything goes to the driver: switched off, a setting that cannot be used, or the child of a fork.
+    #: Memory of GPUs is the driver's: switched off, a setting that cannot be used, here or on any machine, no pool on this machine, or the
+    #: child of a fork; ``why()`` says which. What only the first allocation finds out is ACTIVE before it.
     PASSING = 3
 
 

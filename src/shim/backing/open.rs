@@ -87,6 +87,11 @@ pub fn plan_made() -> Option<&'static Plan> {
     planned().flatten()
 }
 
+/// Whether a pool was to be opened, and could not be (said once in the log).
+pub fn has_failed() -> bool {
+    matches!(OPENED.get(), Some(None)) && plan_made().is_some_and(|plan| plan.mode != Mode::Managed)
+}
+
 /// The pool if it was opened.
 #[inline]
 pub fn opened() -> Option<&'static Opened> {

@@ -9,15 +9,10 @@ use crate::{log, process};
 use gpupool_config::{Budget, Devices, Mode, Problem, Settings, format_size};
 use gpupool_cuda::{CuResult, Device, Driver};
 use gpupool_events::PoolFallback;
-use gpupool_lending::INIT;
+use gpupool_lending::kept_for_context;
 use gpupool_pool::{Accounts, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// What a context takes of a GPU where nothing is known of this process's own ones (H200, driver 580).
-const CONTEXT: u64 = 523 << 20;
-/// No more than this part of a GPU is kept free for both.
-const CONTEXTS: u64 = 8;
 
 /// What the pool of this process will be made of; nothing is taken yet.
 #[derive(Debug)]
@@ -186,15 +181,18 @@ impl Plan {
         order
     }
 
-    /// Bytes that stay free on a GPU: the reserve, and where this process only borrows and leaves for whoever comes, what `cuInit` and a context take at least. One that was
-    /// refused its context is never seen, and nothing would leave for it.
+    /// Bytes that stay free on a GPU: the reserve, or what is kept for somebody's context if that is more.
     pub fn kept_free(&self, ordinal: u32) -> u64 {
-        let reserve = self.members.get(&ordinal).copied().unwrap_or(0);
+        self.members.get(&ordinal).copied().unwrap_or(0).max(self.kept_for_context(ordinal))
+    }
+
+    /// Bytes that stay free for somebody's context on a GPU where this process only borrows and leaves for whoever comes, or would if the GPU lent to it; 0 elsewhere.
+    pub fn kept_for_context(&self, ordinal: u32) -> u64 {
         if process::settings().recall_wait.is_none() || context::is_on(Device::of(ordinal)) {
-            return reserve;
+            return 0;
         }
         let total = self.topology.gpus.get(ordinal as usize).map_or(0, |gpu| gpu.total);
-        reserve.max((context::usual_cost().unwrap_or(CONTEXT) + INIT).min(total / CONTEXTS))
+        kept_for_context(total, context::usual_cost())
     }
 
     /// Bytes that a place could still give, less what must be left free there; `None` where nobody can tell.

@@ -15,7 +15,8 @@ pub enum gpupool_state {
     GPUPOOL_ACTIVE = 1,
     /// It failed inside: memory handed out stays valid, new memory comes from the driver.
     GPUPOOL_CLOSED = 2,
-    /// Everything goes to the driver: switched off, a setting that cannot be used, or the child of a fork.
+    /// Memory of GPUs is the driver's: switched off, a setting that cannot be used, here or on any machine, no pool on this machine, or the child of a
+    /// fork; `gpupool_why` says which. What only the first allocation finds out is `GPUPOOL_ACTIVE` before it, and contexts are watched all the same.
     GPUPOOL_PASSING = 3,
 }
 
@@ -24,6 +25,7 @@ pub enum gpupool_state {
 pub extern "C" fn gpupool_get_state() -> gpupool_state {
     match process::part() {
         process::Part::Idle => gpupool_state::GPUPOOL_IDLE,
+        process::Part::Active if memory::mode() == c"off" => gpupool_state::GPUPOOL_PASSING,
         process::Part::Active => gpupool_state::GPUPOOL_ACTIVE,
         process::Part::Closed => gpupool_state::GPUPOOL_CLOSED,
         process::Part::Passing => gpupool_state::GPUPOOL_PASSING,

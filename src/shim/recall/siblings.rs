@@ -1,6 +1,6 @@
 //! The other ranks of a job, where no launcher's variable tells of them (`torch.multiprocessing.spawn`, Dask-CUDA, vLLM's workers): processes of one
 //! session and one parent that run the same program, see the same GPUs and each work on others of these. They keep to their own GPUs, as ranks do. Two scripts
-//! of one interpreter are two programs ([`gpupool_metrics::runs`]).
+//! of one interpreter are two programs ([`gpupool_metrics::runs`]), and so are two notebooks of one server, whose kernels run the same ([`gpupool_metrics::is_kernel`]).
 
 use super::neighbours;
 use crate::backing::{open, terms};
@@ -9,7 +9,7 @@ use crate::{live, process, tiers};
 use gpupool_config::{Devices, Mode, Move};
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Snapshot, lineage, runs};
+use gpupool_metrics::{Snapshot, is_kernel, lineage, runs};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -63,6 +63,10 @@ fn siblings() -> Option<u32> {
         .map(|gpu| gpu.uuid)
         .collect();
     let own_runs = runs(std::process::id());
+    // Two notebooks of one server are two programs of one user, whatever he does in each of them.
+    if is_kernel(std::process::id(), own.0, own_runs.as_ref()) {
+        return Some(0);
+    }
     let name = std::env::current_exe().ok()?.file_name()?.to_string_lossy().into_owned();
     let is_sibling = |told: &Snapshot| {
         let gpus = &told.levels.gpus.rows;

@@ -191,6 +191,12 @@ fn places(page: &mut Page, places: &[PlaceAtRefusal]) {
         if kept > 0 {
             below.push(format!("and {} of freed memory that the pool still held", format_size(kept)));
         }
+        if place.for_context > place.reserve {
+            below.push(format!(
+                "{} of what is free stay so for a context of another program",
+                format_size(place.for_context)
+            ));
+        }
         table.row(cells, below);
     }
     show(page, table, places.len().saturating_sub(2 * ROWS));

@@ -18,7 +18,7 @@ pub use caching::returns_its_cache;
 
 use crate::backing::open::{self, Opened};
 use crate::backing::vmm::Vmm;
-use crate::backing::{level, residence, terms};
+use crate::backing::{copies, level, residence, terms};
 use crate::bypass::{self, Answer, Bypass};
 use crate::watch::context::{self, Context, Observer};
 use crate::{bell, live, log, process};
@@ -71,6 +71,7 @@ fn count(counter: &AtomicU64) {
 pub fn mode() -> &'static CStr {
     let mode = match open::planned() {
         Some(None) => Mode::Off,
+        Some(Some(_)) if open::has_failed() => Mode::Off,
         Some(Some(plan)) => plan.mode,
         None => process::settings().mode,
     };
@@ -613,7 +614,8 @@ pub fn block_at(address: u64) -> Option<Block> {
 /// Live blocks of the pool's that have frames of their own, and so no more than there are frames.
 pub fn live() -> Vec<Block> {
     let (Some(opened), Some(plan)) = (open::opened(), open::plan_made()) else { return Vec::new() };
-    plan.topology.gpus.iter().flat_map(|gpu| opened.pool.blocks(gpu.ordinal)).collect()
+    let all = plan.topology.gpus.iter().flat_map(|gpu| opened.pool.blocks(gpu.ordinal));
+    all.filter(|block| !copies::is_copy(block)).collect()
 }
 
 /// Where each part of a range of a live block lies; empty where there is no such block.

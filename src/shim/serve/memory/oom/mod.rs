@@ -8,7 +8,7 @@
 mod remedies;
 
 use super::{accounts, call_sites, labels, pieces, pool_usage};
-use crate::backing::{self, host, open, residence};
+use crate::backing::{self, copies, host, open, residence};
 use crate::bypass::Bypass;
 use crate::serve::pinned::{self, holders};
 use crate::watch::{context, site};
@@ -83,6 +83,8 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
     let fits = rooms.fold(0, u64::saturating_add);
     let remedies = remedies::remedies(Asked { bytes, fits, is_far: why == Why::Far }, &places, process::settings());
     let (holders, more_holders, more_bytes, large) = device_holders();
+    // In the places they are in use; nobody in the program holds them.
+    let live_bytes = open::opened().map_or(0, |opened| copies::usage_without(opened).live_bytes);
     log::emit(|| {
         let why = match why {
             Why::Far => "more of the time than GPUPOOL_FAR_LIMIT is lost by far memory".to_owned(),
@@ -106,8 +108,8 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
             holders,
             more_holders,
             more_bytes,
-            small: usage.live_bytes.saturating_sub(large),
-            live_bytes: usage.live_bytes,
+            small: live_bytes.saturating_sub(large),
+            live_bytes,
             pinned: pinned::levels().now.pinned,
             remedies,
         };
@@ -146,6 +148,7 @@ fn places(driver: &'static Driver, home: u32, kind: Kind, usage: &Usage) -> Vec<
             own,
             contexts,
             reserve,
+            for_context: plan.kept_for_context(gpu.ordinal),
             free,
             others: free.map(|free| gpu.total.saturating_sub(free).saturating_sub(known)),
             room: 0,
@@ -188,7 +191,7 @@ fn places(driver: &'static Driver, home: u32, kind: Kind, usage: &Usage) -> Vec<
 fn room(place: &PlaceAtRefusal, taken: u64) -> u64 {
     let idle = place.held.saturating_sub(place.used);
     let by_limit = place.limit.saturating_sub(taken.saturating_sub(idle));
-    let free = place.free.map_or(u64::MAX, |free| free.saturating_sub(place.reserve).saturating_add(idle));
+    let free = place.free.map_or(u64::MAX, |free| free.saturating_sub(place.kept_free()).saturating_add(idle));
     by_limit.min(free)
 }
 

@@ -2,6 +2,7 @@
 
 use gpupool_config::{Devices, FarLimit, Mode, Move, Settings};
 use gpupool_events::{PlaceAtRefusal, Remedy};
+use gpupool_lending::CONTEXT;
 
 /// Words of [`PlaceAtRefusal::out`].
 pub const NOT_LISTED: &str = "not listed";
@@ -10,8 +11,6 @@ pub const OUT_OF_REACH: &str = "out of reach";
 pub const NOT_LENT: &str = "not lent";
 pub const NO_HANDLES: &str = "no handles";
 
-/// What a context takes, about: the least that a reserve should leave.
-const CONTEXT: u64 = 512 << 20;
 const MIB: u64 = 1 << 20;
 
 /// The request.
@@ -62,7 +61,7 @@ pub fn remedies(asked: Asked, places: &[PlaceAtRefusal], settings: &Settings) ->
         ));
     }
     let left_out = || places.iter().filter(|place| matches!(place.out.as_deref(), Some(NOT_LISTED | ANOTHERS)));
-    let gain = left_out().map(|place| place.free.unwrap_or(0).saturating_sub(place.reserve)).sum();
+    let gain = left_out().map(|place| place.free.unwrap_or(0).saturating_sub(place.kept_free())).sum();
     let mut all: Vec<u32> = gpus().chain(left_out()).filter_map(number).collect();
     all.sort_unstable();
     let all = all.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -78,8 +77,10 @@ pub fn remedies(asked: Asked, places: &[PlaceAtRefusal], settings: &Settings) ->
     let gain = if settings.limit.is_set() {
         0
     } else {
+        // What is kept for somebody's context stays free whatever the reserve.
         let gain = |place: &PlaceAtRefusal| {
-            place.reserve.min(place.free.unwrap_or(0)).saturating_sub(CONTEXT.min(place.reserve))
+            let still_kept = CONTEXT.min(place.reserve).max(place.for_context);
+            place.kept_free().min(place.free.unwrap_or(0)).saturating_sub(still_kept)
         };
         gpus().map(gain).sum()
     };
@@ -123,7 +124,7 @@ pub fn remedies(asked: Asked, places: &[PlaceAtRefusal], settings: &Settings) ->
 /// What a place could have given beyond its limit: what is free there, and what the pool holds there unused, less what the limit allows.
 fn beyond_limit(place: &PlaceAtRefusal) -> u64 {
     let idle = place.held.saturating_sub(place.used);
-    let free = place.free.unwrap_or(0).saturating_sub(place.reserve);
+    let free = place.free.unwrap_or(0).saturating_sub(place.kept_free());
     (free + idle).saturating_sub(place.room)
 }
 
@@ -192,6 +193,22 @@ mod tests {
         let found = told(asked(20, 2), &[gpu(0, GIB), idle, host(4 * GIB, 4 * GIB + (3 << 28))], &settings);
         assert_eq!(found[0], ("GPUPOOL_DEVICES".to_owned(), "0,1".to_owned(), 30, true));
         assert!(found[1..].iter().all(|(.., enough)| !enough), "{found:?}");
+    }
+
+    /// What a GPU keeps free for somebody's context no setting makes room of: with the reserve alone reckoned, each of these would be said to be enough.
+    #[test]
+    fn what_is_kept_for_a_context_is_nobodys_room() {
+        let lent = |free| PlaceAtRefusal { reserve: GIB / 4, for_context: 2 * GIB, ..gpu(1, free) };
+        let settings = Settings { limit: Limits::Every(GIB), ..Settings::default() };
+        let full = PlaceAtRefusal { limit: GIB, held: GIB, used: GIB, ..lent(6 * GIB) };
+        let found = told(asked(5, 0), &[full], &settings);
+        assert_eq!(found[0], ("GPUPOOL_LIMIT".to_owned(), "1:5GiB".to_owned(), 4, false));
+        let settings = Settings { devices: Devices::List(vec![0]), ..Settings::default() };
+        let idle = PlaceAtRefusal { out: Some(NOT_LISTED.to_owned()), ..lent(6 * GIB) };
+        assert_eq!(told(asked(5, 0), &[gpu(0, GIB), idle], &settings)[0].2, 4);
+        let reserved = PlaceAtRefusal { reserve: 3 * GIB, ..lent(3 * GIB) };
+        let found = told(asked(2, 0), &[reserved], &Settings::default());
+        assert_eq!(found, [("GPUPOOL_RESERVE".to_owned(), "523MiB".to_owned(), 1, false)]);
     }
 
     #[test]
