@@ -79,3 +79,10 @@ pub fn passes_for_plain(service: Service) -> bool {
 pub fn place_told(imported: bool, found: Location, asked: Location) -> Location {
     if imported { asked } else { found }
 }
+
+/// Flags of pinned memory without the portable one: a real driver cuts small allocations from shared pages and tells that flag of who asked for the pages first,
+/// bare as well, so that it is not the same in two runs.
+pub fn flags_told(flags: u32) -> u32 {
+    const PORTABLE: u32 = 1;
+    flags & !PORTABLE
+}

@@ -1,5 +1,6 @@
 //! Pinned host memory.
 
+use crate::intended;
 use crate::world::{Kind, World};
 
 const PAGE: usize = 4096;
@@ -70,6 +71,7 @@ impl World<'_> {
             0 => {
                 let mut flags = 77;
                 let result = driver.cuMemHostGetFlags(&mut flags, at);
+                let flags = intended::flags_told(flags);
                 self.told(format_args!("flags of {name}+{offset} {flags}"), result);
             }
             1 => {
