@@ -655,6 +655,23 @@ fn what_cannot_be_cut_anew_costs_nobody_his_block() {
     }
 }
 
+/// The first reason that came to hand was told of memory that no atomic had to do with, and that there was no room for nothing.
+#[test]
+fn why_nothing_moved_is_told_as_it_is() {
+    // What is far was put there by the program, and so stays there.
+    let output = crowded("rotation", "8 8 1 6 away", "stress").env("GPUPOOL_LIMIT", "0:50MiB").go();
+    output.succeeds();
+    assert!(said(&output, "has to stay where it is"), "{}", output.stderr);
+    for wrong in ["atomics", "no room for 0 B"] {
+        assert!(!said(&output, wrong), "{wrong}");
+    }
+    // The host is where these two GPUs would lose what the other adds.
+    let two = crowded("rotation", "8 8 1 6 two", "stress").env("GPUPOOL_LIMIT", "96MiB").env("SIMCUDA_LINK", "pcie");
+    let output = two.env("SIMCUDA_HOST_ATOMICS", "off").go();
+    output.succeeds();
+    assert!(said(&output, "nothing moved for GPU 0: atomics of several GPUs would not be whole there"));
+}
+
 /// Atomics on memory of the host, or of a GPU behind PCIe, may be a read and a write: two GPUs lose what the other adds.
 #[test]
 fn nothing_goes_by_itself_where_atomics_of_two_gpus_are_not_whole() {
