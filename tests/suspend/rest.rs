@@ -2,8 +2,8 @@
 
 use super::{MIB, ends_well, page, suspended, told};
 use gpupool_metrics::Snapshot;
-use serde_json::Value;
 use harness::{Run, Running, eventually};
+use serde_json::Value;
 
 /// Bytes of the pool in use on this GPU.
 fn on(page: &Snapshot, gpu: u32) -> u64 {
