@@ -723,7 +723,7 @@ fn a_limit_for_far_memory_warns_or_refuses_what_would_be_far_too() {
 
 /// Why the function that reads far memory was told to read it there, on GPUs of so many MiB of which a context takes 100 and another program so many.
 fn why_far(gpu_mib: u32, others_mib: u32) -> Vec<String> {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no folder: {error}"));
     let on_machine = |run: Run| {
         let gpus = format!("2x{gpu_mib}MiB");
         let run = run.env("SIMCUDA_GPUS", gpus).env("SIMCUDA_MACHINE", folder.path().join("machine"));
