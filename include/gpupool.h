@@ -228,7 +228,8 @@ int gpupool_release_anchor(const void *pointer,
 // `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
 //
 // Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
-// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place.
+// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place. Other memory that the driver serves is
+// `GPUPOOL_NOT_POOLED`.
 // Returns 0, a `CUresult` or a `gpupool_error`.
 //
 // # Safety
@@ -257,7 +258,8 @@ int gpupool_advise(const void *pointer,
 // what the driver says of them stay the program's. Handles that another process made, of which one was given a descriptor, that
 // are mapped in part or that only one place can have are `GPUPOOL_STAYED`.
 //
-// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`.
+// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`. Other memory that the driver serves, as small
+// blocks for which the pool had no room, stays where it is: `GPUPOOL_NOT_POOLED`.
 // Returns 0, a `CUresult` or a `gpupool_error`.
 //
 // # Safety

@@ -2,14 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "tests panic")]
 
-#[path = "fleet/recall.rs"]
-mod recall;
+#[path = "fleet/setup.rs"]
+mod setup;
+
+#[path = "fleet/asking.rs"]
+mod asking;
 
 #[path = "fleet/comers.rs"]
 mod comers;
 
 #[path = "fleet/drained.rs"]
 mod drained;
+
+#[path = "fleet/gpu_errors.rs"]
+mod gpu_errors;
 
 #[path = "fleet/loans.rs"]
 mod loans;
@@ -19,6 +25,12 @@ mod order;
 
 #[path = "fleet/outside.rs"]
 mod outside;
+
+#[path = "fleet/ranks.rs"]
+mod ranks;
+
+#[path = "fleet/recall.rs"]
+mod recall;
 
 #[path = "fleet/upset.rs"]
 mod upset;
@@ -244,7 +256,7 @@ fn what_left_two_gpus_belongs_to_the_first_of_them() {
     done(&format!("undrain --json {first}"));
     machine
         .until(&program, "memory where it was first", |page| held(page, first) >= 80 * MIB && held(page, second) == 0);
-    recall::is_whole(program);
+    setup::is_whole(program);
 }
 
 #[test]
@@ -390,7 +402,7 @@ fn what_cannot_come_home_when_a_limit_is_raised_is_told() {
     let note = change["note"].as_str().unwrap_or_default();
     assert!(note.contains(" stays elsewhere than on GPU 0: "), "{told}");
     debtor.ask("release");
-    recall::is_whole(debtor);
+    setup::is_whole(debtor);
 }
 
 #[test]
@@ -405,7 +417,7 @@ fn a_suspension_says_where_the_memory_is_afterwards() {
             "{said}"
         );
         assert!(machine.told(&format!("resume --json {}", program.pid())).1);
-        recall::is_whole(program);
+        setup::is_whole(program);
     }
 }
 
@@ -422,7 +434,7 @@ fn a_log_level_that_is_set_while_a_program_runs_counts_from_then_on() {
         Event::SettingChange(event) => Some((event.name.clone(), event.new.clone())),
         _ => None,
     };
-    let changes: Vec<_> = recall::is_whole(program).iter().filter_map(changes).collect();
+    let changes: Vec<_> = setup::is_whole(program).iter().filter_map(changes).collect();
     let priorities: Vec<_> = changes.iter().filter(|(name, _)| name == "GPUPOOL_PRIORITY").collect();
     assert_eq!(priorities, [&("GPUPOOL_PRIORITY".to_owned(), "70".to_owned())], "{changes:?}");
 }
@@ -578,7 +590,7 @@ fn nobody_does_what_another_user_says() {
     assert_eq!(machine.page(&program).levels.residence.on_host, 0);
     assert!(say(&page, &request, None) > 0, "the user's own");
     machine.until(&program, "memory on the host", |page| page.levels.residence.on_host >= 20 * MIB);
-    assert_eq!(recall::gave(&recall::is_whole(program)), 20 * MIB);
+    assert_eq!(setup::gave(&setup::is_whole(program)), 20 * MIB);
 }
 
 #[test]

@@ -87,6 +87,13 @@ fn memory_of_the_host_that_moves_need_is_made_beside_the_program() {
 }
 
 /// Memory that the program makes by `cuMemCreate`, as PyTorch's expandable segments (`segments`) and JAX's arena do.
+/// What stands on one chunk with memory that stays could not leave, and for its 8 MiB nothing came.
+#[test]
+fn what_has_room_comes_near_though_not_all_leaves_that_was_to() {
+    let output = crowded("shares_a_chunk", "", "auto").env("GPUPOOL_LIMIT", "0:50MiB").go();
+    output.succeeds().prints("at first: 0 MiB near\nin the end: 32 MiB near\n0 wrong\n");
+}
+
 #[test]
 fn the_programs_own_memory_comes_near_as_the_pools_does() {
     for how in ["segments", "arena"] {
@@ -648,6 +655,23 @@ fn what_cannot_be_cut_anew_costs_nobody_his_block() {
     }
 }
 
+/// The first reason that came to hand was told of memory that no atomic had to do with, and that there was no room for nothing.
+#[test]
+fn why_nothing_moved_is_told_as_it_is() {
+    // What is far was put there by the program, and so stays there.
+    let output = crowded("rotation", "8 8 1 6 away", "stress").env("GPUPOOL_LIMIT", "0:50MiB").go();
+    output.succeeds();
+    assert!(said(&output, "has to stay where it is"), "{}", output.stderr);
+    for wrong in ["atomics", "no room for 0 B"] {
+        assert!(!said(&output, wrong), "{wrong}");
+    }
+    // The host is where these two GPUs would lose what the other adds.
+    let two = crowded("rotation", "8 8 1 6 two", "stress").env("GPUPOOL_LIMIT", "96MiB").env("SIMCUDA_LINK", "pcie");
+    let output = two.env("SIMCUDA_HOST_ATOMICS", "off").go();
+    output.succeeds();
+    assert!(said(&output, "nothing moved for GPU 0: atomics of several GPUs would not be whole there"));
+}
+
 /// Atomics on memory of the host, or of a GPU behind PCIe, may be a read and a write: two GPUs lose what the other adds.
 #[test]
 fn nothing_goes_by_itself_where_atomics_of_two_gpus_are_not_whole() {
@@ -695,6 +719,38 @@ fn a_limit_for_far_memory_warns_or_refuses_what_would_be_far_too() {
         assert_eq!(refused.len(), answer, "one each for the handle and the block: {limit}");
         assert_eq!(output.stderr.contains("GPUPOOL_FAR_LIMIT=20%"), warns, "{}", output.stderr);
     }
+}
+
+/// Why the function that reads far memory was told to read it there, on GPUs of so many MiB of which a context takes 100 and another program so many.
+fn why_far(gpu_mib: u32, others_mib: u32) -> Vec<String> {
+    let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no folder: {error}"));
+    let on_machine = |run: Run| {
+        let gpus = format!("2x{gpu_mib}MiB");
+        let run = run.env("SIMCUDA_GPUS", gpus).env("SIMCUDA_MACHINE", folder.path().join("machine"));
+        run.env("SIMCUDA_CONTEXT_MIB", "100")
+    };
+    let other = (others_mib > 0).then(|| {
+        let mut other = on_machine(Run::program("suspended").sim("1x1GiB")).start(None);
+        // Of what it takes, its context is a part.
+        assert_eq!(other.ask(&format!("keep {}", others_mib - 100)), "kept");
+        other
+    });
+    // What lies near must stay there, so that nothing makes room.
+    let output = on_machine(crowded("far", "kept 3000 40", "auto")).nvml().go();
+    output.succeeds();
+    drop(other);
+    output.picked(|event| match event {
+        Event::TierReader(reader) if reader.on_peers > 0 => Some(reader.why.clone()),
+        _ => None,
+    })
+}
+
+/// A limit does not count contexts, and what the program's own took was put down to others.
+#[test]
+fn what_a_function_reads_far_is_not_put_down_to_others_for_the_programs_own_context() {
+    let (alone, beside) = (why_far(150, 0), why_far(274, 124));
+    assert_eq!(alone, ["all that lies near is used as much"]);
+    assert_eq!(beside, ["others have 124.0 MiB of GPU 0 that this program might have by its limits"]);
 }
 
 /// Where memory may move and cannot, the limit holds, and says for which reason it cannot.

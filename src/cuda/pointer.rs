@@ -4,6 +4,8 @@ use crate::{CuResult, Driver, Function};
 use cudarc::driver::sys::CUdeviceptr;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 
+/// `CU_POINTER_ATTRIBUTE_IS_MANAGED`.
+const IS_MANAGED: c_int = 8;
 /// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
 const RANGE_SIZE: c_int = 12;
 /// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
@@ -16,6 +18,15 @@ impl Driver {
         // SAFETY: the output is a local of the attribute's type.
         unsafe { (self.cuPointerGetAttribute)((&raw mut bytes).cast(), RANGE_SIZE, address) }.ok()?;
         Ok(bytes as u64)
+    }
+
+    /// Whether an address lies in managed memory (`cuPointerGetAttribute`); an error where it lies in nothing that CUDA gave or was told of.
+    pub fn is_managed(&self, address: u64) -> Result<bool, CuResult> {
+        // The header calls it a boolean, and there is room for a wider one.
+        let mut managed: u64 = 0;
+        // SAFETY: the output is a local of at least the attribute's size.
+        unsafe { (self.cuPointerGetAttribute)((&raw mut managed).cast(), IS_MANAGED, address) }.ok()?;
+        Ok(managed != 0)
     }
 
     /// The ways in which the memory at an address can be shared (`cuPointerGetAttribute`), bits of `CUmemAllocationHandleType`.

@@ -1,6 +1,6 @@
 //! Who is about to come to a GPU that is borrowed from: its memory in use grows before NVML lists anybody there, and what is borrowed leaves for that.
 
-use super::recall::{held, is_whole, launched, takes, was_there_before};
+use super::setup::{held, is_whole, launched, takes, was_there_before};
 use super::{MIB, Machine};
 use gpupool_events::{Event, RecallSign};
 use harness::{Run, Running, eventually};

@@ -1,6 +1,6 @@
 //! What `gpupool drain` says of memory that cannot leave, and which GPU a number means.
 
-use super::recall::{held, is_whole, takes};
+use super::setup::{held, is_whole, takes};
 use super::{MIB, Machine, at, ends_well, uuid};
 use harness::{Run, Running, eventually};
 use serde_json::Value;

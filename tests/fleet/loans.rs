@@ -1,7 +1,7 @@
 //! GPUs that are lent to a rank while nobody works there, and what is borrowed beside programs that cannot ask: who counts as working there, and how all of it
 //! leaves as soon as somebody comes, also where that takes more than one try, and while its program is suspended.
 
-use super::recall::{held, is_whole, launched, takes};
+use super::setup::{held, is_whole, launched, takes};
 use super::{MIB, Machine};
 use gpupool_metrics::Snapshot;
 use harness::{Run, Running, eventually};

@@ -1,6 +1,6 @@
 //! In which order memory is asked for and given, what is not given, and when it comes back.
 
-use super::recall::{asked, gave, held, is_whole, takes};
+use super::setup::{asked, gave, held, is_whole, takes};
 use super::{MIB, Machine};
 use gpupool_events::{Event, Reader, Record};
 use harness::{Running, eventually};

@@ -1,6 +1,6 @@
 //! What others than gpupool say of memory: that the machine is short of it, in systemd's protocol, and how much of a GPU a program may use.
 
-use super::recall::{held, is_whole, takes};
+use super::setup::{held, is_whole, takes};
 use super::{MIB, Machine, at};
 use gpupool_events::Event;
 use harness::{Run, Running, eventually};

@@ -1,7 +1,7 @@
 //! What comes in between while memory goes from one program to another: either is killed, stopped, ends, forks or becomes another one, before the memory has
 //! left and while it waits in plain memory of the host.
 
-use super::recall::{gave, held, is_whole, takes};
+use super::setup::{gave, held, is_whole, takes};
 use super::{MIB, Machine, ends_well};
 use gpupool_events::Event;
 use gpupool_metrics::Snapshot;

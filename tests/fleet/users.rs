@@ -1,6 +1,6 @@
 //! Who is none of ours: programs of another user, and those on another machine whose pages lie in the same folder.
 
-use super::recall::{asked, gave, held, is_whole, takes};
+use super::setup::{asked, gave, held, is_whole, takes};
 use super::{EACH, MIB, Machine, at_work, ends_well};
 use harness::{artifact_folder, eventually, goes_on, page_of};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

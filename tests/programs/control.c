@@ -4,6 +4,7 @@
  * 160 MiB, which on two GPUs of 128 MiB lies on both.
  */
 #include "control.h"
+#include "streams.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -83,6 +84,20 @@ static void say_advice(const Control *c, CUdeviceptr pooled, CUdeviceptr freed)
     printf("%d; unknown advice: ", c->advise(as_pointer(freed), SMALL, GPUPOOL_ACCESSED_BY, 0));
     printf("%d; on the stack: %d\n", c->advise(as_pointer(pooled), SMALL, 7, 0), c->prefetch(&managed, 4096, 0, NULL));
     CHECK(cuMemFree_v2(managed));
+}
+
+/* What is neither the pool's nor managed lies where the driver has put it. */
+static void say_drivers_own(const Control *c)
+{
+    CUdeviceptr own;
+    void *pinned;
+    CHECK(cuMemAllocAsync(&own, 4096, NULL));
+    CHECK(cuMemHostAlloc(&pinned, 4096, 0));
+    printf("the driver's: sent %d, advised %d; ", c->prefetch(as_pointer(own), 4096, 1, NULL),
+           c->advise(as_pointer(own), 4096, GPUPOOL_PREFERRED_LOCATION, 1));
+    printf("pinned: %d, %d\n", c->prefetch(pinned, 4096, 0, NULL), c->advise(pinned, 4096, GPUPOOL_READ_MOSTLY, 0));
+    CHECK(cuMemFreeHost(pinned));
+    CHECK(cuMemFreeAsync(own, NULL));
 }
 
 static void in_a_child(const Control *c, CUdeviceptr block)
@@ -180,6 +195,7 @@ int main(void)
     in_a_child(&c, small);
     CHECK(cuMemFree_v2(large));
     say_advice(&c, small, large);
+    say_drivers_own(&c);
     CHECK(cuMemFree_v2(small));
     say_statistics(&c, "after the frees");
     say_end(&c);

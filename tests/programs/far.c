@@ -1,7 +1,7 @@
 /*
  * far HOW TIMES LAUNCHES: a kernel goes TIMES times through an array of 16 MiB, LAUNCHES times. There is an array of 32 MiB beside it, and
  * room for that one alone if the test says so. What the last launch added up is printed.
- * HOW is plain; anchored: the first array must stay where it is; table: a private table of the
+ * HOW is plain; anchored: the first array must stay where it is; kept: the one beside it must; table: a private table of the
  * driver's is taken first; busy: a kernel runs meanwhile that waits for the host; turns: five arrays of 8 MiB are read in turn instead;
  * more: behind the launches a handle and a block of 16 MiB each are asked for; wait: it waits for the end of its input before it ends;
  * ready: it says so before the launches, and waits for a line of its input.
@@ -53,6 +53,10 @@ int main(int argc, char **argv)
     if (strcmp(how, "anchored") == 0) {
         Control control = find_control(RTLD_DEFAULT);
         REQUIRE(!control.anchor || control.anchor((const void *)arrays[0], bytes) == 0);
+    }
+    if (strcmp(how, "kept") == 0) {
+        Control control = find_control(RTLD_DEFAULT);
+        REQUIRE(!control.anchor || control.anchor((const void *)near, 32 * MIB) == 0);
     }
     if (strcmp(how, "table") == 0) {
         const void *table;

@@ -3,6 +3,7 @@
 use super::{MIB, ends_well, page, suspended, told};
 use gpupool_metrics::Snapshot;
 use harness::{Run, Running, eventually};
+use serde_json::Value;
 
 /// Bytes of the pool in use on this GPU.
 fn on(page: &Snapshot, gpu: u32) -> u64 {
@@ -111,5 +112,27 @@ fn what_left_a_gpu_and_came_to_another_one_counts_as_far() {
     eventually("memory on the other GPU", || page(&program).filter(|page| page.levels.residence.on_peers >= 200 * MIB));
     assert_eq!(other.ask("drop"), "freed");
     is_right(&mut program);
+    ends_well(program);
+}
+
+/// The part of it on the other GPU had left with it, and all of it came back only where there was room for that part once more.
+#[test]
+fn a_block_of_which_a_part_lay_on_another_gpu_is_where_it_was_again() {
+    let run = suspended("3x1GiB").env("GPUPOOL_LIMIT", "0:64MiB,1:160MiB,2:96MiB");
+    let mut program = run.start(None);
+    for mib in [40, 50, 134] {
+        assert_eq!(program.ask(&format!("keep {mib}")), "kept");
+    }
+    let lies = |page: &Snapshot| [0, 1, 2].map(|gpu| on(page, gpu) / MIB);
+    eventually("two full GPUs", || page(&program).filter(|page| lies(page) == [64, 160, 0]));
+    for to in ["", "--to peers"] {
+        let left = told(&program, &format!("suspend {to}"));
+        assert_eq!((&left["bytes"], &left["stayed_bytes"]), (&Value::from(64 * MIB), &Value::from(0)), "{left}");
+        let there = eventually("an empty GPU", || page(&program).filter(|page| on(page, 0) == 0));
+        assert_eq!(lies(&there), [0, 160, 64], "only what was on the program's GPU leaves");
+        let back = told(&program, "resume");
+        assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&Value::from(64 * MIB), &Value::from(0)), "{back}");
+        assert_eq!(page(&program).map(|page| lies(&page)), Some([64, 160, 0]), "{back}");
+    }
     ends_well(program);
 }

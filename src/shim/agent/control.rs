@@ -7,8 +7,8 @@ use crate::gate::{self, Disturbed};
 use crate::guard;
 use crate::recall::give;
 use crate::serve::ipc::Own;
-use crate::suspend::vacate::{self, Rest, Vacated};
-use crate::suspend::{self, Agreement, Alone};
+use crate::suspend::vacate::{Rest, Vacated};
+use crate::suspend::{self, Agreement, Alone, bring_home};
 use gpupool_wire::Socket;
 use gpupool_wire::control::{self, Reply, Request, Stayed, Stored, Target, Together};
 use gpupool_wire::socket::Failure;
@@ -48,8 +48,12 @@ pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
         hear(page, publish);
     }
     // Whoever rang may have said it by the file alone: a process that was stopped heard of nothing else.
-    let drains =
-        drains::look().into_iter().chain(vacate::look()).chain(suspend::settle()).chain(suspend::spare::look()).min();
+    let drains = drains::look()
+        .into_iter()
+        .chain(bring_home::look())
+        .chain(suspend::settle())
+        .chain(suspend::spare::look())
+        .min();
     if !suspend::waits_for_others() {
         let again = suspend::has_just_failed().then_some(PERIOD);
         return again.into_iter().chain(drains).min();

@@ -6,6 +6,7 @@
 use super::page_path;
 use crate::backing::{open, terms};
 use crate::process;
+use crate::suspend::bring_home;
 use crate::suspend::vacate::{self, Vacated, Which};
 use crate::watch::context;
 use gpupool_cuda::Device;
@@ -68,7 +69,7 @@ pub fn look() -> Option<Duration> {
         let done = if is_drained {
             vacate::drain(gpu, until, &|| true, &mut |_, _| {})
         } else {
-            vacate::come_back(gpu, true, until, &|| true, &mut |_, _| {})
+            bring_home::come_back(gpu, true, until, &|| true, &mut |_, _| {})
         };
         let mut all = BY_ITSELF.lock();
         all.retain(|(known, .., at)| *known != gpu && at.elapsed() < PATIENCE);
@@ -129,7 +130,7 @@ pub fn undrain(
 ) -> Result<Vacated, String> {
     let still = "the GPU is still drained for it: somebody else said so (root, or a gpupool drain just now), or a file of that name is left";
     let Some((ordinal, is_news)) = seen_as(gpu, false, || still.to_owned())? else { return Ok(Vacated::default()) };
-    let mut done = vacate::come_back(ordinal, is_news, deadline, is_wanted, progress);
+    let mut done = bring_home::come_back(ordinal, is_news, deadline, is_wanted, progress);
     done.moved += by_itself(ordinal, false);
     Ok(done)
 }

@@ -5,6 +5,7 @@
 
 use crate::backing::{open, terms};
 use crate::serve::memory::idle;
+use crate::suspend::bring_home;
 use crate::suspend::vacate::{self, Rest, Vacated, Which};
 use crate::{bell, live, log, tiers};
 use gpupool_config::{Devices, Limits, PREFIX, Settings, format_size, read_one};
@@ -161,7 +162,7 @@ fn change_limit(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {
     let mut said: Vec<String> = Some(left).filter(|said| !said.is_empty()).into_iter().collect();
     for ((gpu, before), (_, now)) in before.into_iter().zip(limits()) {
         if now > before {
-            let Vacated { moved, rest, .. } = vacate::bring_home(gpu, until, is_wanted, &mut |_, _| {});
+            let Vacated { moved, rest, .. } = bring_home::bring_home(gpu, until, is_wanted, &mut |_, _| {});
             said.extend((moved > 0).then(|| format!("{} came to GPU {gpu}", format_size(moved))));
             said.extend(
                 rest.iter().map(|rest| {

@@ -145,7 +145,8 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
 /// `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
 ///
 /// Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
-/// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place.
+/// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place. Other memory that the driver serves is
+/// `GPUPOOL_NOT_POOLED`.
 /// Returns 0, a `CUresult` or a `gpupool_error`.
 ///
 /// # Safety
@@ -203,7 +204,8 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 /// what the driver says of them stay the program's. Handles that another process made, of which one was given a descriptor, that
 /// are mapped in part or that only one place can have are `GPUPOOL_STAYED`.
 ///
-/// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`.
+/// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`. Other memory that the driver serves, as small
+/// blocks for which the pool had no room, stays where it is: `GPUPOOL_NOT_POOLED`.
 /// Returns 0, a `CUresult` or a `gpupool_error`.
 ///
 /// # Safety
@@ -257,13 +259,18 @@ fn of_pool(bytes: u64, act: impl FnOnce(&'static Driver) -> Result<(), Unplaced>
     answer.unwrap_or_else(c_int::from)
 }
 
-/// Asks the driver, unless the memory is the pool's.
+/// Asks the driver, unless the memory is the pool's or certainly neither managed nor the program's own. What CUDA knows nothing of may be the driver's to move:
+/// some machines have it move any memory of the process.
 fn of_managed(address: u64, ask: impl Fn(&Driver) -> CuResult + std::panic::RefUnwindSafe) -> c_int {
     let answer = looking(|| match address::known(address) {
         Known::Pooled(_) => Err(gpupool_error::GPUPOOL_NOT_SUPPORTED),
-        Known::Freed => Err(gpupool_error::GPUPOOL_NOT_POOLED),
-        Known::Managed(_) | Known::Pinned(_) | Known::Foreign => {
-            process::driver().map(&ask).ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE)
+        Known::Freed | Known::Pinned(_) => Err(gpupool_error::GPUPOOL_NOT_POOLED),
+        known @ (Known::Managed(_) | Known::Foreign) => {
+            let driver = process::driver().ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE)?;
+            let is_unmanaged = matches!(known, Known::Foreign)
+                && driver.is_managed(address) == Ok(false)
+                && !handles::by_hand::is_own(address);
+            if is_unmanaged { Err(gpupool_error::GPUPOOL_NOT_POOLED) } else { Ok(ask(driver)) }
         }
     });
     match answer {

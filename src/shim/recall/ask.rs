@@ -228,8 +228,8 @@ enum Asked<'a> {
     Waits(Turn),
     /// It was rung for. The door is gone before the turn is: the next one has a door of the same name.
     Called { listener: Socket<Own>, door: Door<'a>, turn: Turn },
-    /// It has heard what is wanted; and said that so many bytes have left, if it said that it has some.
-    Heard(Socket<Own>, Option<u64>),
+    /// It has heard what is wanted.
+    Heard(Socket<Own>),
     /// It has answered, or will not.
     Over(Answer),
 }
@@ -269,7 +269,7 @@ impl Asks<'_> {
             let Some(until) = under_way.map(|(_, until)| *until).max() else { break };
             let sockets = all.iter().filter_map(|(asked, _)| match asked {
                 Asked::Called { listener, .. } => Some(listener),
-                Asked::Heard(socket, _) => Some(socket),
+                Asked::Heard(socket) => Some(socket),
                 Asked::New | Asked::Waits(_) | Asked::Over(_) => None,
             });
             let sockets: Vec<&Socket<Own>> = sockets.filter(|socket| socket.is_there()).collect();
@@ -283,7 +283,7 @@ impl Asks<'_> {
         all.iter().map(|(asked, _)| asked.so_far()).collect()
     }
 
-    /// Whether it says that it has some, or that more has left than it said before; or has answered somebody who came earlier.
+    /// Whether it says that it is at work for who asks; or has answered somebody who came earlier.
     fn go_on<'a>(&'a self, other: &Neighbour, bytes: u64, asked: &mut Asked<'a>, rings: bool) -> bool {
         let mut goes_on = false;
         match asked {
@@ -323,20 +323,21 @@ impl Asks<'_> {
                     let none: [OwnedFd; 0] = [];
                     if is_meant {
                         let said = socket.send(&request.encode(), &none).is_ok();
-                        *asked = if said { Asked::Heard(socket, None) } else { Asked::Over(Answer::None) };
+                        *asked = if said { Asked::Heard(socket) } else { Asked::Over(Answer::None) };
                     }
                 }
             }
-            Asked::Heard(socket, left) => {
+            Asked::Heard(socket) => {
                 let mut buffer = [0; ROOM];
                 if !socket.is_there() {
                     *asked = Asked::Over(Answer::None);
                 } else if let Some(over) = match socket.receive(&mut buffer) {
                     Ok(received) => match Reply::decode(&buffer[..received.bytes]) {
                         Ok(Reply::Done { moved, .. }) => Some(Answer::Freed(moved)),
-                        Ok(Reply::Progress { done, .. }) => {
-                            goes_on = left.is_none_or(|left| done > left);
-                            *left = Some(done).max(*left);
+                        // It says so only while it is at work: it has come to rest, begins with what is next, or more has left. While it waits for
+                        // a kernel it says nothing.
+                        Ok(Reply::Progress { .. }) => {
+                            goes_on = true;
                             None
                         }
                         Ok(Reply::Refused { .. }) => Some(Answer::Freed(0)),
@@ -405,6 +406,49 @@ mod tests {
     use super::*;
     use gpupool_lending::Stake;
     use gpupool_metrics::{BYTES, Identity};
+
+    /// One long copy is seen from outside by no byte that has left.
+    #[test]
+    fn who_says_that_it_is_at_work_is_waited_for_though_no_more_has_left() {
+        let around = tempfile::tempdir().unwrap();
+        let folder = Folder::around(&around.path().join("page")).unwrap();
+        let own = Identity::own().unwrap();
+        std::fs::write(around.path().join("1-1.page"), vec![0; BYTES]).unwrap();
+        let stake = Stake { priority: 1, lent: 0, own: 0 };
+        let other = Neighbour { pid: own.pid, started: own.started, page: "1-1.page".to_owned(), stake };
+        let (begun, wait) = (Instant::now(), Duration::from_secs(2));
+        let asks = Asks {
+            folder: &folder,
+            gpu: [0; 16],
+            priority: 1,
+            until: begun + wait,
+            wait,
+            latest: begun + LONGER * wait,
+        };
+        let answers = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let socket = loop {
+                    if let Ok(socket) = Socket::<OwnedFd>::connect_in(folder.fd(), "1-1.call") {
+                        break socket;
+                    }
+                    std::thread::yield_now();
+                };
+                let mut buffer = [0; ROOM];
+                assert!(socket.receive_by(&mut buffer, begun + LONGER * wait).is_ok());
+                // It has some; it has come to rest and copies; it is done. Between two of these it would still be waited for, and not between the first and the last.
+                let (at_work, none) = (Reply::Progress { done: 0, total: 7 }.encode(), [] as [OwnedFd; 0]);
+                let done = Reply::Done { moved: 7, stayed: 0, to_disk: 0, stored: 0, microseconds: 0, waited: 0 };
+                for (at, words) in [(0, &at_work), (2, &at_work), (4, &done.encode())] {
+                    while Instant::now() < begun + at * wait / 3 {
+                        std::thread::yield_now();
+                    }
+                    let _ = socket.send(words, &none);
+                }
+            });
+            asks.all(&[(other, 1)])
+        });
+        assert_eq!(answers, [Answer::Freed(7)]);
+    }
 
     #[test]
     fn nobody_is_waited_for_because_another_one_goes_on() {

@@ -4,10 +4,8 @@ use super::at_work;
 use crate::backing::{open, terms};
 use crate::serve::memory::idle;
 use crate::serve::{handles, memory};
-use crate::suspend::{
-    self,
-    vacate::{self, Vacated, Which},
-};
+use crate::suspend::vacate::{self, Vacated, Which};
+use crate::suspend::{self, bring_home, given};
 use crate::watch::context;
 use crate::{live, log, nvml, process};
 use gpupool_config::format_size;
@@ -148,11 +146,12 @@ fn guard(gpu: u32) -> Duration {
 pub fn look() -> Option<Duration> {
     let mut again = terms::forget_given();
     // What left because a GPU was drained comes back by itself as well, as soon as that lends.
-    for gpu in vacate::waits_for_lenders() {
-        let lends = lends_again(gpu, "again, and what left while it was drained comes back", || vacate::has_room(gpu));
+    for gpu in bring_home::waits_for_lenders() {
+        let lends =
+            lends_again(gpu, "again, and what left while it was drained comes back", || bring_home::has_room(gpu));
         again = again.into_iter().chain(lends.map(|_| PERIOD)).min();
     }
-    for gpu in vacate::given() {
+    for gpu in given::given() {
         // Nothing comes back to a GPU that is not lent any more, until it is again.
         if terms::is_kept_below(gpu) {
             continue;
@@ -173,10 +172,10 @@ pub fn look() -> Option<Duration> {
             let freed = freed_on(gpu);
             let room = room_on(gpu, freed);
             // What the program has freed and keeps is nearer than what it uses.
-            if freed > 0 && room > 0 && room_on(gpu, 0) < vacate::given_of(gpu) {
+            if freed > 0 && room > 0 && room_on(gpu, 0) < given::given_of(gpu) {
                 vacate::give_back(gpu, Which::Given { bytes: freed, lent: false, cap: freed, rest: Duration::ZERO });
             }
-            let came = if room > 0 { vacate::take_back(gpu, room) } else { 0 };
+            let came = if room > 0 { given::take_back(gpu, room) } else { 0 };
             if came > 0 {
                 let mut guards = GUARDS.lock();
                 let (came, guard) = guards.entry(gpu).or_insert((now, Guard::default()));
@@ -201,7 +200,7 @@ fn lends_again(gpu: u32, then: &str, has_room: impl Fn() -> bool) -> Option<bool
     if !may || suspend::since() != 0 {
         return None;
     }
-    if !has_room() || !vacate::may_come_back() {
+    if !has_room() || !given::may_come_back() {
         return Some(false);
     }
     let lends = at_work::lends_again(gpu, then);

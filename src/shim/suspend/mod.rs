@@ -18,8 +18,10 @@
 
 mod agreement;
 mod away;
+pub mod bring_home;
 mod coming_back;
 mod copying;
+pub mod given;
 mod kept;
 mod leaves;
 mod parted;
@@ -464,8 +466,8 @@ pub fn suspend_by_itself(target: &Target, deadline: Instant) -> Result<Done, Str
 pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     let is_suspended = settled(Instant::now() + TO_SETTLE)?.is_some();
     let done = match is_suspended {
-        false if vacate::is_any_left() => {
-            let done = vacate::bring_left(progress);
+        false if bring_home::is_any_left() => {
+            let done = bring_home::bring_left(progress);
             if done.moved == 0 && done.stayed == 0 {
                 return Err("it is not suspended, and what was elsewhere has come back".to_owned());
             }
@@ -621,7 +623,7 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     // What was elsewhere before it was suspended, or has left since, goes to where it may lie now with the rest: a GPU that was undrained meanwhile has its
     // memory again once the program goes on. At the end of the process it lies well where it lies.
     let parted = match open::opened() {
-        Some(opened) if !gate::is_ending() => vacate::with_left(opened, parted),
+        Some(opened) if !gate::is_ending() => bring_home::with_left(opened, parted),
         _ => parted,
     };
     let left = parted.clone();
@@ -634,7 +636,7 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         if left.is_empty() {
             terms::forget_free();
         }
-        vacate::remember(left);
+        bring_home::remember(left);
     }
     let (moved, stayed) = match back {
         Ok(back) => back,

@@ -397,17 +397,20 @@ impl Leaving<'_> {
         batch.iter().filter(|(block, _)| live.get(&block.address) == Some(&block.id)).cloned().collect()
     }
 
-    /// Of a suspended program whole blocks leave for peers, and otherwise what of them was copied; of one GPU what lies there. The rest of a block
-    /// stays where it is.
+    /// What of these lies at places that are left, or what of that was copied. The rest of a block stays where it is: it has nothing to come back for, and what
+    /// lies on one chunk together with it would come back only where there is room for the rest on a chunk of its own.
     fn wishes(&self, batch: &[Stretch], to: Place) -> Vec<Wish> {
-        if matches!(self.leaves, Leaves::Suspended { .. }) && !self.leaves.is_put() {
-            return batch.iter().map(|(block, _)| Wish { address: block.address, bytes: block.bytes, to }).collect();
-        }
         let mut wishes: Vec<Wish> = Vec::new();
         for (block, pieces) in batch {
+            let mut lay = None;
             for piece in pieces.iter().filter(|piece| self.leaves.piece(piece)) {
+                let lay_beside = lay.replace(piece.place) == Some(piece.place);
                 match wishes.last_mut() {
-                    Some(last) if last.address + last.bytes == piece.address && last.address >= block.address => {
+                    Some(last)
+                        if lay_beside
+                            && last.address + last.bytes == piece.address
+                            && last.address >= block.address =>
+                    {
                         last.bytes += piece.bytes;
                     }
                     _ => wishes.push(Wish { address: piece.address, bytes: piece.bytes, to }),

@@ -8,36 +8,32 @@
 //! (RESULTS.md), and the GPU is free at once. The program stands still until that is memory of the host which GPUs reach ([`super::settle`]): for longer in
 //! one go than by slices, and no longer in all.
 
-use super::away;
-use super::coming_back;
 use super::leaves::{Leaves, Onto};
 use super::parted::{self, Parted};
 use super::put::Put;
 use super::why::{self, Why};
-use super::{Alone, BUSY, Done, STATE, Settles, Suspended, hold, opened, told_anew};
-use super::{copying, parting, rearranging};
+use super::{Alone, BUSY, STATE, Settles, Suspended, hold, opened, told_anew};
+use super::{away, copying, given, parting, rearranging};
 use crate::backing::{mover, open, residence, terms};
-use crate::gate::{self, Held};
+use crate::gate::Held;
 use crate::log;
-use crate::nvml;
 use crate::process;
 use crate::serve::handles::{self, of_kind};
 use crate::serve::memory::{self, idle};
 use crate::watch::context;
-use gpupool_config::{Mode, Move, format_size};
+use gpupool_config::{Mode, format_size};
 use gpupool_cuda::{Device, Driver, Physical};
-use gpupool_events::{GpuDrain, GpuUndrain};
+use gpupool_events::GpuDrain;
 use gpupool_pool::{Claim, Piece, Place};
-use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// For how long the program stands still at once, a batch aside.
-const SLICE: Duration = Duration::from_millis(500);
+pub(super) const SLICE: Duration = Duration::from_millis(500);
 /// For how long it goes on in between, and between two tries to have its GPUs come to rest.
-const BREATH: Duration = Duration::from_millis(500);
+pub(super) const BREATH: Duration = Duration::from_millis(500);
 /// The same where somebody waits for the memory.
-const SHORT_BREATH: Duration = Duration::from_millis(20);
+pub(super) const SHORT_BREATH: Duration = Duration::from_millis(20);
 
 /// Bytes a second of host memory that the driver makes (H200; RESULTS.md).
 const HOST_IS_MADE: f64 = 3.4e9;
@@ -70,13 +66,11 @@ pub struct Vacated {
 }
 
 impl Vacated {
-    fn stayed(&self) -> u64 {
+    /// Bytes that did not leave, or come back.
+    pub(super) fn stayed(&self) -> u64 {
         self.rest.iter().map(|rest| rest.bytes).sum()
     }
 }
-
-/// What has left which GPU because somebody else needed the room.
-static GIVEN: Mutex<BTreeMap<u32, Vec<Parted>>> = Mutex::new(BTreeMap::new());
 
 /// Which memory is to leave a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,45 +181,6 @@ pub fn drain(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress
     done
 }
 
-/// Notes what did not come back to its GPU when the program was resumed.
-pub fn remember(left: Vec<Parted>) {
-    away::add(left);
-}
-
-/// Of a program that is about to be resumed: what left its GPUs when it was suspended, and behind it what may come back to GPUs that something had left before. What of
-/// both is the same goes to where it lay first, in one step.
-pub fn with_left(opened: &open::Opened, parted: Vec<Parted>) -> Vec<Parted> {
-    have_lent_again(opened, &parted);
-    have_lent_again(opened, &away::all());
-    joined(parted, coming_back::not_back(opened, &once(away::take(&left()))))
-}
-
-/// What left, each byte once: to where it lay before it was `away` already. What only is away comes last, since it lies where GPUs reach it.
-fn joined(parted: Vec<Parted>, away: Vec<Parted>) -> Vec<Parted> {
-    let beside = parted::beyond(away.clone(), &parted);
-    let both = parted::beyond(away.clone(), &beside);
-    let rest = parted::beyond(parted, &away);
-    both.into_iter().chain(rest).chain(beside).collect()
-}
-
-/// The GPUs that something may come back to.
-fn left() -> Vec<u32> {
-    away::gpus().into_iter().filter(|gpu| terms::may_hold(*gpu)).collect()
-}
-
-/// Those that it would come back to by itself ([`look`]) if they lent.
-pub fn waits_for_lenders() -> Vec<u32> {
-    if !comes_by_itself() {
-        return Vec::new();
-    }
-    away::gpus().into_iter().filter(|gpu| !terms::may_hold(*gpu)).collect()
-}
-
-/// Whether what found no room, or had to leave, comes back without a further word. With `GPUPOOL_MOVE=auto` memory comes near by what it is worth.
-fn comes_by_itself() -> bool {
-    process::settings().moving == Move::Off && super::since() == 0 && !gate::is_ending()
-}
-
 /// Has GPUs lend that nobody works on, for what is about to leave those that this program works on. Not while that is held: NVML may have to be loaded.
 pub fn have_idle_lend() {
     let homes: BTreeSet<Device> = context::all().iter().map(|context| context.device).collect();
@@ -248,253 +203,8 @@ fn homes_on(opened: &open::Opened, gpu: u32, lent: bool) -> BTreeSet<u32> {
     blocks.chain(own).filter(|home| !lent || *home != gpu).collect()
 }
 
-/// Has GPUs lend again that these lay on, if nobody works there: of a rank that keeps to its own they have lent no more since nothing was there.
-pub fn have_lent_again(opened: &open::Opened, parted: &[Parted]) {
-    let home_of = |parted: &Parted| match parted {
-        Parted::Pooled { address, .. } => opened.pool.block_at(*address).map(|block| block.home),
-        Parted::Own { asked, .. } => Some(*asked),
-    };
-    let is_gone = |parted: &&Parted| matches!(parted.from(), Place::Gpu(gpu) if !terms::may_hold(gpu) && !context::is_on(Device::of(gpu)));
-    let homes: BTreeSet<u32> = parted.iter().filter(is_gone).filter_map(home_of).collect();
-    // None is asked for room: this is the thread that answers others.
-    homes.into_iter().for_each(|home| memory::have_more_lend(home, 0));
-}
-
-/// Whether anything may.
-pub fn is_any_left() -> bool {
-    if let Some(opened) = open::opened() {
-        have_lent_again(opened, &away::all());
-    }
-    !left().is_empty()
-}
-
-/// Has it come back, as far as there is room.
-pub fn bring_left(progress: &mut dyn FnMut(u64, u64)) -> Done {
-    let begun = Instant::now();
-    let mut sum = Done::default();
-    for gpu in left() {
-        let Vacated { moved, rest, .. } = bring(gpu, begun + TO_BRING, &|| true, progress);
-        sum.moved += moved;
-        sum.stayed += rest.iter().map(|rest| rest.bytes).sum::<u64>();
-    }
-    Done { took: begun.elapsed(), ..sum }
-}
-
-/// How long the program's work has to be over for that.
-const TO_BRING: Duration = Duration::from_secs(10);
-/// The shortest and the longest pause between two looks whether there is room; each try in vain doubles it.
-const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
-
-/// When it is looked again, and how long the pause is behind that look.
-static NEXT: Mutex<Option<(Instant, Duration)>> = Mutex::new(None);
-
-/// Brings back what had no room, where there seems to be some now; how long nothing need be done.
-pub fn look() -> Option<Duration> {
-    let gpus = left();
-    if gpus.is_empty() || !comes_by_itself() {
-        *NEXT.lock() = None;
-        return None;
-    }
-    let now = Instant::now();
-    let mut next = NEXT.lock();
-    let (at, pause) = *next.get_or_insert((now + LOOKS[0], LOOKS[0]));
-    if now < at {
-        return Some(at - now);
-    }
-    let tried: Vec<u32> = gpus.into_iter().filter(|gpu| has_room(*gpu)).collect();
-    let done = tried.iter().map(|gpu| bring(*gpu, now + SLICE, &|| true, &mut |_, _| {}));
-    let is_in_vain = !tried.is_empty() && done.map(|done| done.moved).sum::<u64>() == 0;
-    let pause = if is_in_vain { (pause * 2).min(LOOKS[1]) } else { LOOKS[0] };
-    *next = Some((Instant::now() + pause, pause));
-    Some(pause)
-}
-
-/// Whether the smallest part of what may come back to this GPU has room there, as far as can be known without a try.
-pub fn has_room(gpu: u32) -> bool {
-    let least = away::of(gpu).iter().map(Parted::bytes).min();
-    let (Some(least), Some(opened)) = (least, open::opened()) else { return false };
-    let place = Place::Gpu(gpu);
-    let usage = opened.pool.usage();
-    let kept =
-        usage.places.iter().find(|known| known.place == place).map_or(0, |known| known.held.saturating_sub(known.used));
-    let accounts = &opened.plan.accounts;
-    let allowed = accounts.limit(place).saturating_sub(accounts.taken(place));
-    let known = opened.plan.topology.gpus.iter().find(|known| known.ordinal == gpu);
-    let free = known.and_then(|known| nvml::get()?.free(&known.uuid));
-    allowed + kept >= least && free.is_none_or(|free| free + kept >= least)
-}
-
-/// Has what left a GPU while it was drained come back ([`bring_home`]), and the log hears of it: of one that was not drained (`is_news`) only where something came.
-pub fn come_back(
-    gpu: u32,
-    is_news: bool,
-    deadline: Instant,
-    is_wanted: &dyn Fn() -> bool,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Vacated {
-    let done = bring_home(gpu, deadline, is_wanted, progress);
-    if !is_news && done.moved == 0 {
-        return done;
-    }
-    log::emit(|| {
-        let (moved, stayed) = (done.moved, done.stayed());
-        let is = if is_news { "is drained no more" } else { "was not drained" };
-        let text = format!("GPU {gpu} {is}: {} came back to it", format_size(moved));
-        let microseconds = done.took.as_micros() as u64;
-        (GpuUndrain { device: gpu, uuid: uuid(gpu), bytes: moved, stayed, microseconds }, text)
-    });
-    done
-}
-
-/// Has what left a GPU come back, and what of its own never had room there come, until `deadline`, as far as there is room: where it is drained no more, or more of it may be
-/// used than before.
-pub fn bring_home(
-    gpu: u32,
-    deadline: Instant,
-    is_wanted: &dyn Fn() -> bool,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Vacated {
-    // A GPU that was lent while nobody worked there lends no more once nothing was there for a while.
-    if let Some(opened) = open::opened() {
-        have_lent_again(opened, &away::of(gpu));
-    }
-    // What was asked for meanwhile lies elsewhere as well; what somebody else needed the room for comes by itself.
-    if let (Some(driver), Some(opened)) = (process::driver(), open::opened()) {
-        let away = away::of(gpu);
-        let by_limit = opened.plan.limit(Place::Gpu(gpu)).saturating_sub(opened.plan.accounts.taken(Place::Gpu(gpu)));
-        let free = opened.plan.free_at(driver, Place::Gpu(gpu)).unwrap_or(0).min(by_limit);
-        let room = free.saturating_sub(away.iter().map(Parted::bytes).sum());
-        let mut known: BTreeSet<u64> = away.iter().map(Parted::address).collect();
-        known.extend(GIVEN.lock().values().flatten().map(Parted::address));
-        let others = parted::displaced(opened, gpu, room).into_iter();
-        away::add(others.filter(|parted| !known.contains(&parted.address())));
-    }
-    bring(gpu, deadline, is_wanted, progress)
-}
-
-/// What is known to have left, and to be missed, comes back.
-fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &mut dyn FnMut(u64, u64)) -> Vacated {
-    let begun = Instant::now();
-    let mut left = Vec::new();
-    let known = away::of(gpu);
-    let mut away = once(known.clone());
-    // It may have come to its own GPU by another way.
-    if let Some(opened) = open::opened() {
-        away = coming_back::not_back(opened, &away);
-    }
-    let total: u64 = away.iter().map(Parted::bytes).sum();
-    let (mut moved, mut stayed) = (0, 0);
-    let mut why = "there is no room for it".to_owned();
-    let mut alone = Alone::patient(BREATH);
-    while !away.is_empty() {
-        let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { break };
-        let state = match super::settled(deadline) {
-            Ok(state) => state,
-            Err(text) => {
-                why = text;
-                break;
-            }
-        };
-        // What a suspended program has where is settled when it is resumed.
-        if state.is_some() {
-            why = "the program is suspended; what it has is placed when it is resumed".to_owned();
-            break;
-        }
-        let held = match hold(driver, deadline, is_wanted, &mut alone) {
-            Ok(held) => held,
-            Err(text) => {
-                why = text;
-                break;
-            }
-        };
-        let until = Instant::now() + SLICE;
-        while Instant::now() < until && !away.is_empty() {
-            // Nothing is on a disk while the program is not suspended.
-            let next = next_of(&mut away);
-            let mut cause = None;
-            let (came, not) = coming_back::bring_back(opened, driver, &held, &next, None, &mut cause, &mut |_, _| {});
-            if let Some(Why { text, .. }) = cause {
-                why = text;
-            }
-            left.extend(coming_back::not_back(opened, &next));
-            moved += came;
-            stayed += not;
-            progress(moved + stayed, total);
-        }
-        drop(held);
-        drop(state);
-        if !away.is_empty() {
-            std::thread::sleep(BREATH);
-        }
-    }
-    stayed += away.iter().map(Parted::bytes).sum::<u64>();
-    // Whoever asks once more finds it.
-    away.extend(left);
-    away::came(gpu, &known, &away);
-    if moved > 0 {
-        told_anew();
-    }
-    if stayed > 0
-        && let Some(closed) = terms::why_closed(gpu)
-    {
-        why = closed;
-    }
-    let rest = if stayed > 0 { vec![Rest { bytes: stayed, what: why, cause: "" }] } else { Vec::new() };
-    Vacated { moved, rest, took: begun.elapsed() }
-}
-
-/// Each byte of these once, by address: what left when a GPU was drained may have left again since, another one or with the whole program. The first that has it
-/// keeps it.
-fn once(away: Vec<Parted>) -> Vec<Parted> {
-    // Start and end of what is known; none touches another.
-    let mut known: BTreeMap<u64, u64> = BTreeMap::new();
-    let mut rest = Vec::new();
-    for parted in away {
-        let (start, end) = (parted.address(), parted.address() + parted.bytes());
-        let before = known.range(..start).next_back().filter(|(_, until)| **until >= start);
-        let from = before.map_or(start, |(from, _)| *from);
-        let over: Vec<(u64, u64)> = known.range(from..=end).map(|(from, until)| (*from, *until)).collect();
-        match parted {
-            Parted::Pooled { block, start: of, from, .. } => {
-                let mut at = start;
-                for (from_there, until) in over.iter().copied().chain([(end, end)]) {
-                    if from_there > at {
-                        rest.push(Parted::Pooled {
-                            block,
-                            start: of,
-                            address: at,
-                            bytes: from_there.min(end) - at,
-                            from,
-                        });
-                    }
-                    at = at.max(until);
-                }
-            }
-            Parted::Own { .. } if over.iter().all(|(_, until)| *until <= start) => rest.push(parted),
-            Parted::Own { .. } => continue,
-        }
-        over.iter().for_each(|(from, _)| _ = known.remove(from));
-        let until = over.last().map_or(end, |(_, until)| end.max(*until));
-        known.insert(over.first().map_or(start, |(from, _)| start.min(*from)), until);
-    }
-    rest.sort_by_key(Parted::address);
-    rest
-}
-
-/// About a gibibyte of these.
-fn next_of(away: &mut Vec<Parted>) -> Vec<Parted> {
-    let mut sum = 0;
-    let count = away
-        .iter()
-        .position(|parted| {
-            sum += parted.bytes();
-            sum >= 1 << 30
-        })
-        .map_or(away.len(), |at| at + 1);
-    away.drain(..count).collect()
-}
-
-fn uuid(gpu: u32) -> String {
+/// A GPU's number with dashes, for the log.
+pub(super) fn uuid(gpu: u32) -> String {
     let known = open::plan_made().and_then(|plan| plan.topology.gpus.get(gpu as usize));
     known.map_or_else(String::new, |gpu| gpupool_machine::dashed(&gpu.uuid))
 }
@@ -624,11 +334,7 @@ fn leave_in(
                 state.parted.extend(more);
             }
             (Which::All, _) => away::add(parted),
-            (Which::Given { .. }, _) => {
-                let before = GIVEN.lock().remove(&gpu).unwrap_or_default();
-                let all = parted::living(opened, before.into_iter().chain(parted).collect());
-                GIVEN.lock().insert(gpu, all);
-            }
+            (Which::Given { .. }, _) => given::add(opened, gpu, parted),
             (Which::Lent | Which::Most(_), _) => {}
         }
         if let Some(put) = put {
@@ -676,67 +382,6 @@ fn settles(state: &mut Option<Suspended>, held: Option<Held>, put: Put, bytes: u
 /// What is free there goes to the driver, as far as no GPU may be at work on it; the bytes.
 pub fn give_back(gpu: u32, which: Which) -> u64 {
     idle::give_back_unused(Some(Place::Gpu(gpu)), u32::MAX, which.word(), &format!("GPU {gpu} is left"))
-}
-
-/// GPUs that something left for somebody else.
-pub fn given() -> Vec<u32> {
-    GIVEN.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect()
-}
-
-/// What the program has freed of that comes back nowhere, and would take the room of what does; nor does what came home by another way.
-fn forget_freed(gpu: u32) {
-    let given = GIVEN.lock().remove(&gpu);
-    if let Some((given, opened)) = given.zip(open::opened()) {
-        let given = coming_back::not_back(opened, &given);
-        GIVEN.lock().insert(gpu, given);
-    }
-}
-
-/// Bytes of such memory of one of them.
-pub fn given_of(gpu: u32) -> u64 {
-    forget_freed(gpu);
-    GIVEN.lock().get(&gpu).map_or(0, |parted| parted.iter().map(Parted::bytes).sum())
-}
-
-/// Whether anything may come back now: the program is not suspended, nor about to be.
-pub fn may_come_back() -> bool {
-    STATE.try_lock().is_some_and(|state| state.is_none())
-}
-
-/// Has of that so much come back as there is `room` for; the bytes. What did not come is tried again by the next call.
-pub fn take_back(gpu: u32, room: u64) -> u64 {
-    let mut sum = 0;
-    forget_freed(gpu);
-    let back: Vec<Parted> = {
-        let mut given = GIVEN.lock();
-        let Some(away) = given.get_mut(&gpu) else { return 0 };
-        let fits = |parted: &Parted| {
-            sum += parted.bytes();
-            sum > room
-        };
-        let count = away.iter().position(fits).unwrap_or(away.len());
-        away.drain(..count).collect()
-    };
-    let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { return 0 };
-    // An image may be in the middle of being written, for as long as a disk takes.
-    let Some(_state) = STATE.try_lock().filter(|state| state.is_none() && !back.is_empty()) else {
-        GIVEN.lock().entry(gpu).or_default().extend(back);
-        return 0;
-    };
-    match hold(driver, Instant::now() + SLICE, &|| true, &mut Alone::brief(SHORT_BREATH)) {
-        Ok(held) => {
-            let (came, _) = coming_back::bring_back(opened, driver, &held, &back, None, &mut None, &mut |_, _| {});
-            // What found no room is tried again.
-            GIVEN.lock().entry(gpu).or_default().extend(coming_back::not_back(opened, &back));
-            drop(held);
-            told_anew();
-            came
-        }
-        Err(_) => {
-            GIVEN.lock().entry(gpu).or_default().extend(back);
-            0
-        }
-    }
 }
 
 fn bytes_on(gpu: u32) -> u64 {
@@ -811,36 +456,6 @@ fn besides(gpu: u32, told: u64) -> Vec<Rest> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_left_twice_comes_back_once() {
-        let pooled = |address, bytes| Parted::Pooled { block: 1, start: 100, address, bytes, from: Place::Gpu(0) };
-        let all = once(vec![pooled(200, 50), pooled(100, 40), pooled(100, 40), pooled(120, 60), pooled(210, 10)]);
-        let all: Vec<_> = all.iter().map(|parted| (parted.address(), parted.bytes())).collect();
-        assert_eq!(all, [(100, 40), (140, 40), (200, 50)]);
-    }
-
-    #[test]
-    fn what_left_two_gpus_belongs_to_the_first() {
-        let pooled =
-            |address, bytes, from| Parted::Pooled { block: 1, start: 0, address, bytes, from: Place::Gpu(from) };
-        let own = |from| Parted::Own { address: 1000, bytes: 10, asked: 0, from: Place::Gpu(from) };
-        let all = once(vec![pooled(150, 50, 1), own(1), pooled(100, 200, 2), own(2), pooled(90, 20, 3)]);
-        let parts = [pooled(90, 10, 3), pooled(100, 50, 2), pooled(150, 50, 1), pooled(200, 100, 2), own(1)];
-        assert_eq!(all, parts);
-    }
-
-    #[test]
-    fn what_was_elsewhere_before_it_left_comes_back_to_where_it_lay_first() {
-        let pooled =
-            |address, bytes, from| Parted::Pooled { block: 1, start: 0, address, bytes, from: Place::Gpu(from) };
-        let own = |address, from| Parted::Own { address, bytes: 10, asked: 0, from: Place::Gpu(from) };
-        let parted = vec![pooled(100, 100, 1), pooled(300, 50, 0), own(1000, 1)];
-        let away = vec![pooled(150, 100, 0), pooled(500, 10, 0), own(1000, 0), own(2000, 0)];
-        let all = [pooled(150, 50, 0), own(1000, 0), pooled(100, 50, 1), pooled(300, 50, 0)];
-        let beside = [pooled(200, 50, 0), pooled(500, 10, 0), own(2000, 0)];
-        assert_eq!(joined(parted, away), [&all[..], &beside[..]].concat());
-    }
 
     #[test]
     fn a_drain_hurries_only_where_the_driver_would_take_longer_than_there_is_time() {

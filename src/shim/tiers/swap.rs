@@ -228,15 +228,21 @@ pub(super) struct Outcome {
 fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot> {
     let mut gone: Vec<(Range, Range, Place)> = Vec::new();
     let mut own_gone: Vec<Goes> = Vec::new();
+    let mut why_none = "what was to leave lies there already, has to stay where it is or has been freed";
     for (range, place) in &swap.far {
         // The next best one where this one lends no more, or is drained.
         let accounts = home.opened.pool.accounts();
         let takes = |place: &&Place| accounts.takes(**place, home.gpu) && !accounts.is_closed(**place);
-        let place = home.places.iter().skip(usize::from(*place)).find(takes);
-        if let Some(place) = place.filter(|place| keeps_atomics(home.opened, **place)) {
-            let chunks = chunks_of(home, &[*range], *place);
-            gone.extend(chunks.into_iter().map(|(touched, whole)| (touched, whole, *place)));
-            own::goes(home, &[*range], *place, &mut own_gone);
+        match home.places.iter().skip(usize::from(*place)).find(takes) {
+            None => why_none = "no other place takes what was to leave",
+            Some(place) if !keeps_atomics(home.opened, *place) => {
+                why_none = "atomics of several GPUs would not be whole there";
+            }
+            Some(place) => {
+                let chunks = chunks_of(home, &[*range], *place);
+                gone.extend(chunks.into_iter().map(|(touched, whole)| (touched, whole, *place)));
+                own::goes(home, &[*range], *place, &mut own_gone);
+            }
         }
     }
     let room = home.near_room();
@@ -245,7 +251,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     let mut own_near = Vec::new();
     own::goes(home, &swap.near, Place::Gpu(home.gpu), &mut own_near);
     if gone.is_empty() && near.is_empty() && own_gone.is_empty() && own_near.is_empty() && !swap.far.is_empty() {
-        return Err(WhyNot::Pool("atomics of several GPUs would not be whole there".to_owned()));
+        return Err(WhyNot::Pool(why_none.to_owned()));
     }
     let comes: u64 = near.iter().map(|wish| wish.bytes).sum::<u64>() + own::bytes_of(&own_near);
     let has_to_leave = if swap.near.is_empty() { u64::MAX } else { comes.saturating_sub(room) };
@@ -255,6 +261,10 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     let leave = leave + own::bytes_of(&own_far);
     fit(&mut near, room + leave);
     let own_near = own::fitting(own_near, (room + leave).saturating_sub(near.iter().map(|wish| wish.bytes).sum()));
+    if comes == 0 && !swap.near.is_empty() {
+        let why = "what was to come lies there already, has to stay where it is or has been freed";
+        return Err(WhyNot::Pool(why.to_owned()));
+    }
     if near.is_empty() && own_near.is_empty() && !swap.near.is_empty() {
         let [comes, room, leave] = [comes, room, leave].map(format_size);
         return Err(WhyNot::Pool(format!("there is no room for {comes}: {room} are free, and {leave} would leave")));

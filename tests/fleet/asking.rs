@@ -1,0 +1,414 @@
+//! How those who need room are heard by those who have it: who is waited for and for how long, in which order, and what is believed.
+
+use super::setup::{asked, held, is_whole, takes};
+use super::{MIB, Machine};
+use gpupool_events::Event;
+use gpupool_metrics::Snapshot;
+use gpupool_metrics::folder::{Folder, Roots};
+use gpupool_wire::Socket;
+use gpupool_wire::control::{ROOM, Reply, Request};
+use harness::{Running, Traced, eventually, goes_on};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+#[test]
+fn who_does_not_answer_delays_nobody_for_long_and_loses_nothing() {
+    let machine = Machine::new("2x320MiB");
+    let mut hung = machine.holder(machine.neighbour(0, 10), 80);
+    let stopped = machine.holder(machine.neighbour(0, 10), 80);
+    let killed = machine.holder(machine.neighbour(0, 10), 80);
+    hung.ask("spin");
+    stopped.signal(libc::SIGSTOP);
+    let mut high = machine.start(machine.neighbour(0, 90).env("GPUPOOL_RECALL_WAIT", "1s"));
+    takes(&mut high, 120);
+    machine.until(&high, "its memory", |page| page.levels.live_bytes == 120 * MIB);
+    killed.signal(libc::SIGKILL);
+    drop(killed);
+    hung.ask("release");
+    stopped.signal(libc::SIGCONT);
+    takes(&mut high, 60);
+    // By its own clock: who is heard and frees nothing is waited for three times as long as it says, and the next one is asked in the rest of that.
+    let waited = |event: &Event| if let Event::RecallAsk(event) = event { Some(event.microseconds) } else { None };
+    let waited: Vec<u64> = is_whole(high).iter().filter_map(waited).collect();
+    assert!(!waited.is_empty() && waited.iter().all(|time| *time < 4_000_000), "{waited:?}");
+    for program in [hung, stopped] {
+        is_whole(program);
+    }
+    assert_eq!(machine.files().iter().filter(|name| name.ends_with(".call")).count(), 0, "{:?}", machine.files());
+}
+
+#[test]
+fn two_that_ask_each_other_at_once_do_not_wait_for_each_other() {
+    let machine = Machine::new("2x320MiB");
+    // Each has borrowed from the other's GPU.
+    let debtor = |gpu: u32| {
+        let limit = format!("{gpu}:2MiB");
+        let program =
+            machine.holder(machine.neighbour(gpu, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", limit), 240);
+        machine.until(&program, "a loan", |page| held(page, 1 - gpu) >= 230 * MIB);
+        program
+    };
+    let mut programs = [debtor(0), debtor(1)];
+    for program in &programs {
+        assert!(machine.told(&format!("set --json {} limit=", program.pid())).1);
+    }
+    let begun = Instant::now();
+    programs.iter_mut().for_each(|program| program.tell("take 120"));
+    for program in &mut programs {
+        let took: u64 = program.ask("check").parse().unwrap();
+        assert!(took < 25_000, "{took} ms");
+        assert_eq!(program.ask("check"), "0");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    for (gpu, program) in (0..).zip(&programs) {
+        machine.until(program, "memory at home", |page| held(page, gpu) >= 100 * MIB);
+    }
+    for program in &mut programs {
+        // One answer is left, of the last question.
+        assert_eq!(program.ask("fork"), "0");
+        assert_eq!(program.ask("check"), "child ended with 7");
+    }
+    programs.into_iter().for_each(|mut program| {
+        assert_eq!(program.ask("check"), "0");
+        let (status, _folder) = program.end();
+        assert!(status.success(), "{status}");
+    });
+}
+
+/// This process, as one that runs under gpupool would look: a page that says it has a gigabyte of the GPU and matters least.
+fn pretend(machine: &Machine, like: &Snapshot) -> (Folder, std::path::PathBuf) {
+    let nowhere = machine.folder.path().join("none");
+    let roots = Roots {
+        session: Some(machine.folder.path().to_owned()),
+        run: nowhere.clone(),
+        temporary: nowhere.clone(),
+        sessions: nowhere,
+    };
+    let (folder, _) = Folder::own(&roots).unwrap();
+    let mut process = like.process.clone();
+    process.identity = gpupool_metrics::Identity::own().unwrap();
+    let (mut page, path) = gpupool_metrics::Map::create(&folder, &process).unwrap();
+    let mut levels = like.levels.clone();
+    levels.priority = 0;
+    levels.updated = gpupool_metrics::now();
+    assert!(page.levels(&levels));
+    (folder, path)
+}
+
+#[test]
+fn a_process_that_lies_about_what_it_freed_is_not_believed() {
+    let machine = Machine::new("2x320MiB");
+    let holder = machine.holder(machine.neighbour(0, 90), 240);
+    let (folder, path) = pretend(&machine, &machine.page(&holder));
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let mut other = machine.start(machine.neighbour(0, 50));
+    other.tell("take 160");
+    let socket =
+        eventually("a question", || Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok());
+    let mut buffer = [0; ROOM];
+    let received = socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).unwrap();
+    let Ok(Request::GiveWay { bytes, priority: 50, .. }) = Request::decode(&buffer[..received.bytes]) else {
+        panic!("another question")
+    };
+    assert!(bytes >= 80 * MIB, "{bytes}");
+    let none: [OwnedFd; 0] = [];
+    let lie = Reply::Done { moved: 1 << 40, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 };
+    socket.send(&lie.encode(), &none).unwrap();
+    // It has asked the driver, and lies elsewhere in part.
+    other.ask("check").parse::<u64>().unwrap();
+    assert_eq!(other.ask("check"), "0");
+    machine.until(&other, "memory elsewhere", |page| held(page, 1) + page.levels.residence.on_host >= 80 * MIB);
+    // Nor does nonsense do harm.
+    other.tell("take 60");
+    let socket =
+        eventually("a question", || Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok());
+    socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).unwrap();
+    socket.send(&[0xff; 300], &none).unwrap();
+    drop(socket);
+    assert_eq!(other.ask("check"), "0");
+    std::fs::remove_file(path).unwrap();
+    let _ = other.ask("check");
+    let (status, _folder) = other.end();
+    assert!(status.success(), "{status}");
+    is_whole(holder);
+}
+
+/// The question that is put to this process, by whoever has the turn.
+#[track_caller]
+fn question(folder: &Folder, name: &str) -> (Socket<OwnedFd>, u64) {
+    eventually("a question", || {
+        // The door of the question before may be there still.
+        let socket = Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), name).ok()?;
+        let mut buffer = [0; ROOM];
+        let received = socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).ok()?;
+        match Request::decode(&buffer[..received.bytes]) {
+            Ok(Request::GiveWay { bytes, .. }) => Some((socket, bytes)),
+            _ => None,
+        }
+    })
+}
+
+fn done(moved: u64) -> Vec<u8> {
+    Reply::Done { moved, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 }.encode()
+}
+
+/// It would be found by nobody then, and wait for all of `GPUPOOL_RECALL_WAIT`.
+#[test]
+fn who_has_been_heard_does_not_remove_the_door_of_who_comes_next() {
+    let machine = Machine::new("2x320MiB");
+    let holder = machine.holder(machine.neighbour(0, 90), 240);
+    let mut askers = [machine.holder(machine.neighbour(0, 50), 4), machine.holder(machine.neighbour(0, 50), 4)];
+    let (folder, path) = pretend(&machine, &machine.page(&holder));
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let [first, second] = &mut askers;
+    first.tell("take 160");
+    eventually("a door", || path.with_extension("call").exists().then_some(()));
+    let traced = Traced::begin(first.pid() as i32).unwrap();
+    let socket = std::thread::scope(|scope| {
+        let heard = scope.spawn(|| question(&folder, &name).0);
+        // Others may ask from here on.
+        traced.ends_call(libc::SYS_fcntl, |given| given[1] == libc::F_OFD_SETLK as u64);
+        second.tell("take 160");
+        let listens = || {
+            let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+            sockets.lines().any(|line| line.contains(&name) && line.split(' ').nth(3) == Some("00010000")).then_some(())
+        };
+        eventually("the next door", listens);
+        drop(traced);
+        heard.join().unwrap()
+    });
+    let none: [OwnedFd; 0] = [];
+    socket.send(&done(0), &none).unwrap();
+    first.ask("check").parse::<u64>().unwrap();
+    let (socket, _) = question(&folder, &name);
+    socket.send(&done(0), &none).unwrap();
+    assert!(second.ask("check").parse::<u64>().unwrap() < 20_000);
+    std::fs::remove_file(path).unwrap();
+    for program in askers {
+        is_whole(program);
+    }
+    is_whole(holder);
+}
+
+/// A job that was put to sleep by its terminal may be so for hours.
+#[test]
+fn who_is_stopped_while_it_has_the_turn_is_passed_by_and_asks_when_it_goes_on() {
+    let machine = Machine::new("2x320MiB");
+    let holder = machine.holder(machine.neighbour(0, 90), 240);
+    let mut askers = [machine.holder(machine.neighbour(0, 50), 4), machine.holder(machine.neighbour(0, 50), 4)];
+    let (folder, path) = pretend(&machine, &machine.page(&holder));
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let [stopped, other] = &mut askers;
+    stopped.tell("take 160");
+    eventually("a door", || path.with_extension("call").exists().then_some(()));
+    stopped.signal(libc::SIGSTOP);
+    eventually("a stop", || gpupool_metrics::stat(stopped.pid()).filter(|stat| stat.state == b'T'));
+    other.tell("take 160");
+    let none: [OwnedFd; 0] = [];
+    let answers = |asker: &Running| {
+        let socket = eventually("its question", || {
+            let socket = Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok()?;
+            (socket.peer().unwrap().pid == asker.pid()).then_some(socket)
+        });
+        let mut buffer = [0; ROOM];
+        socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).unwrap();
+        socket.send(&done(0), &none).unwrap();
+    };
+    answers(other);
+    assert!(other.ask("check").parse::<u64>().unwrap() < 20_000);
+    stopped.signal(libc::SIGCONT);
+    answers(stopped);
+    assert!(stopped.ask("check").parse::<u64>().is_ok());
+    std::fs::remove_file(path).unwrap();
+    askers.into_iter().for_each(|program| drop(is_whole(program)));
+    is_whole(holder);
+}
+
+/// Who waits for its turn longer than `GPUPOOL_RECALL_WAIT` has not been met with silence.
+#[test]
+fn those_who_ask_one_are_served_in_the_order_in_which_they_came() {
+    let machine = Machine::new("2x320MiB");
+    let holder = machine.holder(machine.neighbour(0, 90), 240);
+    let wait = Duration::from_secs(1);
+    let asker = |_| machine.holder(machine.neighbour(0, 50).env("GPUPOOL_RECALL_WAIT", "1s"), 2);
+    let mut askers: Vec<Running> = (0..5).map(asker).collect();
+    let (folder, path) = pretend(&machine, &machine.page(&holder));
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let page = std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
+    let in_line = || {
+        let locks = std::fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().filter(|line| line.contains("OFDLCK") && line.contains(&format!(":{page} "))).count()
+    };
+    for (at, asker) in askers.iter_mut().enumerate() {
+        asker.tell("take 160");
+        eventually("a place in the line", || (in_line() > at).then_some(()));
+    }
+    let none: [OwnedFd; 0] = [];
+    for asker in &mut askers {
+        let (socket, _) = question(&folder, &name);
+        assert_eq!(socket.peer().unwrap().pid, asker.pid());
+        // As long as it takes to stop a program and copy.
+        std::thread::sleep(wait / 3);
+        socket.send(&done(0), &none).unwrap();
+    }
+    std::fs::remove_file(path).unwrap();
+    for mut asker in askers {
+        asker.ask("check").parse::<u64>().unwrap();
+        let silent = |event: &Event| if let Event::RecallAsk(event) = event { event.silent } else { 0 };
+        let events = is_whole(asker);
+        assert_eq!(events.iter().map(silent).sum::<u32>(), 0, "{events:?}");
+        assert!(!asked(&events).is_empty());
+    }
+    is_whole(holder);
+}
+
+/// A page is up to a second old.
+#[test]
+fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
+    let machine = Machine::new("2x320MiB");
+    let holder = machine.holder(machine.neighbour(0, 90), 240);
+    let mut like = machine.page(&holder);
+    for place in &mut like.levels.places.rows {
+        place.held = if place.is_gpu() && place.number == 0 { 20 * MIB } else { 0 };
+    }
+    let (folder, path) = pretend(&machine, &like);
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let mut other = machine.start(machine.neighbour(0, 50));
+    other.tell("take 160");
+    let question = || {
+        eventually("a question", || {
+            // The door of the question before may be there still.
+            let socket = Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok()?;
+            let mut buffer = [0; ROOM];
+            let received = socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).ok()?;
+            match Request::decode(&buffer[..received.bytes]) {
+                Ok(Request::GiveWay { bytes, .. }) => Some((socket, bytes)),
+                _ => None,
+            }
+        })
+    };
+    let none: [OwnedFd; 0] = [];
+    let done = |moved| Reply::Done { moved, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 }.encode();
+    let (socket, bytes) = question();
+    assert_eq!(bytes, 20 * MIB, "what its page says");
+    socket.send(&done(20 * MIB), &none).unwrap();
+    drop(socket);
+    let (socket, bytes) = question();
+    assert!(bytes >= 60 * MIB, "{bytes}");
+    socket.send(&Reply::Progress { done: 0, total: bytes }.encode(), &none).unwrap();
+    // As long as it takes to stop a program and copy.
+    std::thread::sleep(Duration::from_millis(400));
+    drop(holder);
+    socket.send(&done(bytes), &none).unwrap();
+    other.ask("check").parse::<u64>().unwrap();
+    std::fs::remove_file(path).unwrap();
+    let events = is_whole(other);
+    assert_eq!(asked(&events).first().map(|(_, freed)| *freed), Some(20 * MIB + bytes), "{:?}", asked(&events));
+}
+
+/// Longer than `GPUPOOL_RECALL_WAIT`, which is for those who are not heard.
+#[test]
+fn who_is_heard_to_free_memory_is_waited_for() {
+    let machine = Machine::new("2x320MiB");
+    let holder = machine.holder(machine.neighbour(0, 90), 240);
+    let (folder, path) = pretend(&machine, &machine.page(&holder));
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let wait = Duration::from_millis(1200);
+    let mut other = machine.start(machine.neighbour(0, 50).env("GPUPOOL_RECALL_WAIT", "1200ms"));
+    other.tell("take 160");
+    let socket =
+        eventually("a question", || Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok());
+    let mut buffer = [0; ROOM];
+    socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).unwrap();
+    let (begun, none) = (Instant::now(), [] as [OwnedFd; 0]);
+    for done in 1.. {
+        if begun.elapsed() > wait {
+            break;
+        }
+        socket.send(&Reply::Progress { done, total: 1 << 40 }.encode(), &none).unwrap();
+        std::thread::sleep(wait / 20);
+    }
+    drop(holder);
+    socket
+        .send(
+            &Reply::Done { moved: 240 * MIB, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 }.encode(),
+            &none,
+        )
+        .unwrap();
+    other.ask("check").parse::<u64>().unwrap();
+    std::fs::remove_file(path).unwrap();
+    let events = is_whole(other);
+    assert_eq!(asked(&events).first().map(|(_, freed)| *freed), Some(240 * MIB), "{:?}", asked(&events));
+}
+
+#[test]
+fn processes_that_come_and_go_leave_no_file_behind() {
+    // All thousand by GPUPOOL_FLEET_COMERS.
+    let all: u32 = std::env::var("GPUPOOL_FLEET_COMERS").map_or(16, |text| text.parse().unwrap());
+    let machine = Machine::new("2x160MiB");
+    let low = machine.holder(machine.neighbour(0, 10), 100);
+    let mut killed = Vec::new();
+    for number in 0..all / 4 {
+        let mut comers: Vec<Running> = (0..4).map(|at| machine.start(machine.neighbour(0, 20 + at))).collect();
+        comers.iter_mut().for_each(|comer| comer.tell("take 40"));
+        // Some are killed while they ask.
+        for (at, comer) in comers.into_iter().enumerate() {
+            if at as u32 == number % 4 {
+                comer.signal(libc::SIGKILL);
+                killed.push(comer.pid());
+            } else {
+                let (status, _folder) = comer.end();
+                assert!(status.success(), "{status}");
+            }
+        }
+    }
+    is_whole(low);
+    is_whole(machine.holder(machine.neighbour(0, 50), 4));
+    // Who was killed before it had said whose its page is has left one that nobody takes away for a minute: it could be a process of another PID namespace.
+    let is_begun =
+        |name: &String| killed.iter().any(|pid| name.starts_with(&format!(".{pid}-")) && name.ends_with(".new"));
+    let left: Vec<String> = machine.files().into_iter().filter(|name| !is_begun(name)).collect();
+    assert_eq!(left, Vec::<String>::new());
+}
+
+/// The thread that asks waits for as long as `GPUPOOL_RECALL_WAIT` allows; the others work.
+#[test]
+fn a_program_works_on_while_one_of_its_threads_waits_for_an_answer() {
+    let machine = Machine::new("2x320MiB");
+    let mut program = machine.start(machine.run().env("GPUPOOL_RECALL_WAIT", "30s"));
+    super::at_work(&mut program, 1);
+    let holder = machine.holder(machine.neighbour(0, 90), 220);
+    let (folder, path) = pretend(&machine, &machine.page(&holder));
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    program.ask("allocate 120");
+    let (socket, _) = question(&folder, &name);
+    for _ in 0..3 {
+        goes_on(&mut program);
+    }
+    assert_eq!(program.ask("allocated"), "no");
+    let none: [OwnedFd; 0] = [];
+    socket.send(&done(0), &none).unwrap();
+    std::fs::remove_file(path).unwrap();
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    super::ends_well(program);
+    is_whole(holder);
+}
+
+/// Neither one that connects and says nothing, nor one that takes no answer.
+#[test]
+fn a_program_works_on_while_it_answers_whoever_is_silent() {
+    let machine = Machine::new("1x1GiB");
+    let mut program = machine.start(machine.run());
+    super::at_work(&mut program, 1);
+    let gpu = machine.page(&program).levels.gpu(0).unwrap().uuid;
+    let silent = super::begin_to_say(&machine.page_file(), &[], None);
+    goes_on(&mut program);
+    drop(silent);
+    let request = Request::GiveWay { gpu, bytes: 20 * MIB, priority: 90, patience: 20_000 }.encode();
+    let deaf = super::begin_to_say(&machine.page_file(), &request, None);
+    goes_on(&mut program);
+    machine.until(&program, "memory on the host", |page| page.levels.residence.on_host >= 20 * MIB);
+    goes_on(&mut program);
+    drop(deaf);
+    super::ends_well(program);
+}
