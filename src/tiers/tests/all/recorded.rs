@@ -143,6 +143,11 @@ struct Run {
 
 impl Run {
     fn of(name: &str, more: usize) -> Self {
+        Self::with(name, more, NOTHING_MORE)
+    }
+
+    /// Swaps take this more than they are reckoned with.
+    fn with(name: &str, more: usize, extra: Extra) -> Self {
         let (trace, steps) = recorded(name, more);
         let links = || trace.links.clone();
         let local = times(&steps, &mut Machine::new(u64::MAX, links()), &mut Never);
@@ -151,6 +156,7 @@ impl Run {
         ours.ahead = Some(Default::default());
         let mut machine = Machine::new(trace.near, links());
         machine.chunks = Some(Default::default());
+        machine.extra = extra;
         let ours = times(&steps, &mut machine, &mut ours);
         println!("{name}: all local {local:.1?}\n    never moved {never:.1?}\n    ours {ours:.1?}");
         Self { local, never, ours }
@@ -170,9 +176,12 @@ impl Run {
 
 #[test]
 fn a_transformer_in_training_settles_near_the_time_that_it_takes_with_all_memory_near() {
-    for (name, goal, run) in
-        [("training-1.2", 1.15), ("training-1.56", 1.35)].map(|(name, goal)| (name, goal, Run::of(name, 16)))
+    // What swaps take on GPUs decides how soon: with these costs the first twelve steps take what they were measured to.
+    for (name, goal, extra) in [("training-1.2", 1.15), ("training-1.56", 1.35)]
+        .into_iter()
+        .flat_map(|(name, goal)| [NOTHING_MORE, A_DAY_LATER].map(|extra| (name, goal, extra)))
     {
+        let run = Run::with(name, 16, extra);
         assert!(run.settled() <= goal, "{name}: {:.3} of all local", run.settled());
         assert!(run.never.last().unwrap() > &(1.5 * run.local.last().unwrap()), "{name}: nothing is far");
     }
