@@ -311,6 +311,15 @@ fn parts_are_unmapped_and_given_access_to_together() {
     }
 }
 
+/// Memory that lies elsewhere is granted to every GPU, and who was given it to read took from the others what they were given before.
+#[test]
+fn who_may_only_read_memory_takes_from_nobody_what_he_may() {
+    let run = Run::program("reads_only").args("30").sim("2x1GiB");
+    for settings in [&["GPUPOOL_LIMIT=0:30MiB"][..], &["GPUPOOL_LIMIT=0:40MiB"], &["GPUPOOL_LIMIT=0:30MiB,1:0"], &[]] {
+        run.same_under_shim(settings).says("GPU 0 reads: 0 wrong").says("GPU 1 reads: 0 wrong");
+    }
+}
+
 #[test]
 fn a_limit_holds_for_the_pool_and_the_program_s_own_handles_together() {
     // One gets its 60 MiB at home, the other what is left there and the rest, or all, on the next GPU.

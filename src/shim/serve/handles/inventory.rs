@@ -783,6 +783,13 @@ impl Inventory {
         Some(mapping.granted.iter().find(|known| known.location == location).map_or(0, |known| known.flags))
     }
 
+    /// The most that the program itself gave any GPU of what is mapped at this address.
+    pub fn most_given(&self, address: u64) -> Option<i32> {
+        let (_, mapping) = self.mapping_at(address)?;
+        let given = mapping.granted.iter().filter(|known| known.location.device().is_some());
+        given.map(|known| known.flags).max()
+    }
+
     /// Whether the program or the library gave a GPU access to what is mapped at this address.
     pub fn is_readable(&self, address: u64, gpu: u32) -> bool {
         let location = Location::of(Place::Gpu(gpu));
@@ -1013,6 +1020,11 @@ mod tests {
         assert_eq!(inventory.access_at(105, device(1)), None);
         inventory.widened(100, &[access(1, 3)]);
         assert_eq!((inventory.access_at(105, device(1)), inventory.access_at(99, device(1))), (Some(1), None));
+        assert_eq!(
+            (inventory.most_given(105), inventory.most_given(99)),
+            (Some(3), None),
+            "and not what was given last"
+        );
     }
 
     #[test]

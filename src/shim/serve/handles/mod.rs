@@ -366,7 +366,7 @@ pub fn set_access(
 
 /// Grants memory that lies elsewhere, of what the program has set access to, to every GPU that the pool would grant it to: a copy
 /// that names the GPU it was asked for runs, for all the driver knows, on the one it lies on, and without access that kills
-/// the context.
+/// the context. They get the most that the program has given any GPU so far, and not what it gave now: who may only read would take from another what that was given before.
 fn widen(driver: &Driver, elsewhere: &[Piece], list: &[Access]) -> CuResult {
     let by_gpus = list.iter().filter(|access| access.location.device().is_some());
     let Some(flags) = by_gpus.map(|access| access.flags).max().filter(|flags| *flags != 0) else {
@@ -381,6 +381,7 @@ fn widen(driver: &Driver, elsewhere: &[Piece], list: &[Access]) -> CuResult {
         {
             continue;
         }
+        let flags = with_inventory(|inventory| inventory.most_given(piece.start)).map_or(flags, |most| most.max(flags));
         let others: Vec<Access> = plan
             .readers(piece.place)
             .filter(|&reader| !named(reader))
