@@ -286,6 +286,22 @@ fn memory_that_was_far_is_told_over_time_with_who_paid_for_it() {
     );
 }
 
+/// With nothing but such moves no column is empty, and the numbers are whole.
+#[test]
+fn what_the_program_moved_itself_says_how_much_went_and_stayed() {
+    let fields = format!(r#""address":4096,"bytes":{0},"home":0,"place":"gpu1","stayed":{0}"#, 50 << 20);
+    let moved = START
+        .replace("process.start", "block.move")
+        .replace(r#""version":"0.1.0","mode":"pool","exe":"/bin/x""#, &fields);
+    let log = log_of(format!("{START}\n{moved}\n").as_bytes());
+    let (_, text, _) = report_on(log.path());
+    let table = text.split("Memory that moved").nth(1).unwrap_or_else(|| panic!("{text}"));
+    let lines: Vec<&str> = table.lines().skip(1).take(3).collect();
+    assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["process", "moves", "what", "for"], "{text}");
+    assert!(lines[1].ends_with("to gpu1, by the program"), "{text}");
+    assert_eq!(lines[2].trim(), "50.0 MiB went, 50.0 MiB stayed", "{text}");
+}
+
 /// The record of what lies far is written only once something does; before that everything in use is near.
 #[test]
 fn memory_is_near_from_the_start_also_where_it_lies_far_only_later() {
