@@ -474,8 +474,12 @@ fn what_a_program_makes_itself_while_its_only_gpu_is_drained_lies_on_the_host() 
     program.ask("create 32");
     eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
     machine.until(&program, "memory on the host", |page| on_host(page) >= before + 32 * MIB);
+    program.ask("allocate 32");
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
     machine.told("undrain --json 0");
     goes_on(&mut program);
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("GPU 0 is drained (gpupool drain)") && log.contains("gpupool undrain 0"), "{log}");
     ends_well(program);
 }
 

@@ -74,7 +74,8 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
             return Err(Failure::usage(mistakes.join("\n")));
         }
     };
-    let problems = log_settings::problems(&settings);
+    let mut problems = log_settings::problems(&settings);
+    problems.extend(no_images(&settings));
     if !problems.is_empty() {
         return Err(Failure::usage(problems.join("\n")));
     }
@@ -116,6 +117,14 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         Some(fail_on) => fail_on.run(command, &settings),
         None => Err(Failure::start(program, &become_it(command))),
     }
+}
+
+/// Why nothing can come back from the folder of `GPUPOOL_RESTORE`. One that is there and has no image yet is none of that: a job that is started again
+/// and again has none the first time.
+fn no_images(settings: &Settings) -> Option<String> {
+    let folder = settings.restore.as_ref()?;
+    let why = gpupool_store::list(folder).err()?;
+    Some(format!("GPUPOOL_RESTORE={}: nothing comes back from there: {why}", folder.display()))
 }
 
 fn become_it(mut command: Command) -> std::io::Error {

@@ -30,6 +30,7 @@ Examples:
 )]
 pub struct Args {
     /// Its number, as gpupool ps lists it
+    #[arg(value_parser = pid)]
     pid: u32,
     /// The settings
     #[arg(required = true, value_name = "NAME=VALUE")]
@@ -59,6 +60,14 @@ pub struct PriorityArgs {
     /// One JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// A process's number. Where the first word is a setting, the number is what was forgotten.
+fn pid(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| {
+        let what = if text.contains('=') { "this is a setting" } else { "this is no process number" };
+        format!("{what}; the number of the process comes first, as gpupool ps lists it: gpupool set 4711 limit=0:20GiB")
+    })
 }
 
 /// The same as [`run`] with that setting.

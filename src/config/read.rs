@@ -5,13 +5,18 @@ use crate::problem::Problem;
 use crate::ranks::{launcher_variables, local_ranks};
 use crate::settings::Settings;
 use crate::table::{PREFIX, SETTINGS, Setting, VERDICTS};
+use crate::units::few_bytes;
 use std::ffi::{OsStr, OsString};
 
 /// One setting as somebody wrote it, `NAME=VALUE`: with or without our prefix, in capitals or not, `-` for `_`. The setting's row, and
 /// what it says now, all others being as by default. An empty value is the default.
 ///
+/// This is for a program that runs. A number that is most likely one of GiB (`limit=10`) is refused: at a program's start it is obeyed
+/// with a warning, as refusing would leave the program without the pool, but here nothing is lost by asking again, while obeying would move
+/// almost all memory away. `10B` says that bytes are meant.
+///
 /// # Errors
-/// There is no such setting, or it takes no such value.
+/// There is no such setting, it takes no such value, or that value is hardly what is meant.
 pub fn read_one(words: &str) -> Result<(&'static Setting, Settings), Problem> {
     let (name, value) = words.split_once('=').unwrap_or((words, ""));
     let wanted = name.trim().to_uppercase().replace('-', "_");
@@ -26,6 +31,9 @@ pub fn read_one(words: &str) -> Result<(&'static Setting, Settings), Problem> {
     let mut settings = Settings::default();
     if !value.trim().is_empty() {
         (row.read)(&mut settings, OsStr::new(value)).map_err(|reason| problem(row.name, reason))?;
+        if let Some(reason) = few_bytes(row.name, value) {
+            return Err(problem(row.name, reason));
+        }
     }
     Ok((row, settings))
 }
@@ -110,6 +118,9 @@ mod tests {
             let (row, settings) = read_one(words).unwrap();
             assert_eq!((row.name, settings.limit.to_string()), ("GPUPOOL_LIMIT", "0:20GiB".to_owned()), "{words}");
         }
+        for words in ["limit=10B", "limit=0", "limit=104857600", "limit=0:0,1:10MiB"] {
+            read_one(words).unwrap();
+        }
         assert_eq!(read_one("move-share=7%").unwrap().1.move_share, 70);
         assert_eq!(read_one("move_share=").unwrap().1.move_share, Settings::default().move_share);
         for (words, expected) in [
@@ -117,6 +128,8 @@ mod tests {
             ("limits=1GiB", "did you mean GPUPOOL_LIMIT?"),
             ("priority=101", "not a whole number from 0 to 100"),
             ("priority=-1", "not a whole number"),
+            ("limit=10", "GPUPOOL_LIMIT=10: 10 bytes, as there is no unit; write 10GiB if that is meant"),
+            ("limit=0:64MiB,1:70", "70 bytes, as there is no unit"),
         ] {
             let problem = read_one(words).map(|_| ()).unwrap_err().to_string();
             assert!(problem.contains(expected), "{words}: {problem}");

@@ -11,14 +11,18 @@ const FEWEST: u64 = 1 << 16;
 /// Of the settings among `vars`, those whose number is most likely one of GiB: `GPUPOOL_LIMIT=10`. They mean bytes all the same.
 pub fn without_unit(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<Problem> {
     let settings = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let of_places = settings.filter(|(name, _)| OF_PLACES.contains(&name.as_str()));
-    let suspects = of_places.filter_map(|(name, value)| {
-        let sizes = value.split(',').map(|part| part.rsplit(':').next().unwrap_or(part).trim());
-        let few = |size: &&str| size.parse::<u64>().is_ok_and(|bytes| (1..FEWEST).contains(&bytes));
-        let number = sizes.into_iter().find(few)?.to_owned();
-        let bytes = if number.parse() == Ok(1_u64) { "byte" } else { "bytes" };
-        let reason = format!("{number} {bytes}, as there is no unit; write {number}GiB if that is meant");
-        Some(Problem { name, value, reason })
-    });
-    suspects.collect()
+    settings
+        .filter_map(|(name, value)| few_bytes(&name, &value).map(|reason| Problem { name, value, reason }))
+        .collect()
+}
+
+/// What to say of this value where its number is most likely one of GiB.
+pub(crate) fn few_bytes(name: &str, value: &str) -> Option<String> {
+    if !OF_PLACES.contains(&name) {
+        return None;
+    }
+    let mut sizes = value.split(',').map(|part| part.rsplit(':').next().unwrap_or(part).trim());
+    let number = sizes.find(|size| size.parse::<u64>().is_ok_and(|bytes| (1..FEWEST).contains(&bytes)))?;
+    let bytes = if number.parse() == Ok(1_u64) { "byte" } else { "bytes" };
+    Some(format!("{number} {bytes}, as there is no unit; write {number}GiB if that is meant"))
 }

@@ -60,8 +60,8 @@ pub struct PlaceAtRefusal {
     pub others: Option<u64>,
     /// The part of the request that there was room for here.
     pub room: u64,
-    /// Why it was not looked at: `not listed` (`GPUPOOL_DEVICES`), `another rank's`, `out of reach`, `not lent` (a limit of 0), `no handles`
-    /// (the host, for a handle).
+    /// Why it was not looked at: `not listed` (`GPUPOOL_DEVICES`), `another rank's`, `out of reach`, `not lent` (a limit of 0), `drained`
+    /// (`gpupool drain`), `no handles` (the host, for a handle).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out: Option<String>,
 }
@@ -103,9 +103,9 @@ pub struct HolderAtRefusal {
 /// A setting that would have made room.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remedy {
-    /// Its name, `GPUPOOL_HOST_LIMIT`.
+    /// Its name, `GPUPOOL_HOST_LIMIT`; or a command that takes something back, `gpupool undrain`.
     pub setting: String,
-    /// A value for it.
+    /// A value for it, or what the command is for.
     pub value: String,
     /// Bytes of room that it would have brought, at that moment.
     pub gain: u64,
@@ -113,6 +113,14 @@ pub struct Remedy {
     pub enough: bool,
     /// What else is to be known of it, one sentence.
     pub note: String,
+}
+
+impl Remedy {
+    /// As somebody writes it: `GPUPOOL_HOST_LIMIT=8GiB`, `gpupool undrain 1`.
+    pub fn said(&self) -> String {
+        let between = if self.setting.contains(' ') { ' ' } else { '=' };
+        format!("{}{between}{}", self.setting, self.value)
+    }
 }
 
 /// What lies at some addresses of the pool now and did not before, in [`PoolMap`](crate::PoolMap).

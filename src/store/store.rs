@@ -120,6 +120,14 @@ impl Store {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = match openat(CWD, around, flags | OFlags::PATH, Mode::empty()) {
             Err(Errno::NOENT) if !make => return Err(Error::NoFolder { path: path.clone() }),
+            // Only the last one is made: a slip in a path above is no wish for a tree of folders.
+            Err(Errno::NOENT) => {
+                let above = around.display();
+                return Err(Error::refused(
+                    path,
+                    format!("the folder around it, {above}, has to be there and is not; make it first"),
+                ));
+            }
             answer => answer.map_err(failed)?,
         };
         let above = fstat(&root).map_err(failed)?;

@@ -2,6 +2,7 @@
 
 use super::setup::{held, is_whole, takes};
 use super::{MIB, Machine, at, ends_well, uuid};
+use gpupool_events::Event;
 use harness::{Run, Running, eventually};
 use serde_json::Value;
 
@@ -52,6 +53,25 @@ fn a_context_of_a_program_that_has_asked_for_no_memory_is_told() {
     machine.told("undrain --json 0");
     machine.told("undrain --json 1");
     is_whole(program);
+}
+
+/// What a drain keeps from being lent is no matter of a setting.
+#[test]
+fn who_is_refused_memory_beside_a_drained_gpu_is_told_of_undrain() {
+    let machine = Machine::new("2x1GiB");
+    machine.told("drain --json 1");
+    let steps = Run::program("steps").arg("a:1200");
+    let run = machine.with_priority(steps, 50).env("XDG_RUNTIME_DIR", machine.folder.path());
+    let output = run.env("GPUPOOL_HOST_LIMIT", "0").go();
+    output.says("allocate 1200: 2");
+    let told = output.event("a refusal", |event| match event {
+        Event::OutOfMemory(told) => Some(told.clone()),
+        _ => None,
+    });
+    let place = told.places.iter().find(|place| place.place == "gpu1").unwrap();
+    assert_eq!(place.out.as_deref(), Some("drained"), "{told:?}");
+    let (first, all) = (&told.remedies[0], &told.remedies);
+    assert_eq!((first.said().as_str(), first.enough), ("gpupool undrain 1", true), "{all:?}");
 }
 
 #[test]

@@ -83,6 +83,13 @@ static void say_advice(const Control *c, CUdeviceptr pooled, CUdeviceptr freed)
     printf("on a freed block: ");
     printf("%d; unknown advice: ", c->advise(as_pointer(freed), SMALL, GPUPOOL_ACCESSED_BY, 0));
     printf("%d; on the stack: %d\n", c->advise(as_pointer(pooled), SMALL, 7, 0), c->prefetch(&managed, 4096, 0, NULL));
+    /* Whosever the memory is. */
+    const void *const whose[] = {as_pointer(pooled), as_pointer(managed), &managed, NULL};
+    printf("no bytes:");
+    for (int i = 0; i < 4; i++)
+        printf(" %d %d %d", c->prefetch(whose[i], 0, 1, NULL), c->advise(whose[i], 0, GPUPOOL_PREFERRED_LOCATION, 1),
+               c->anchor(whose[i], 0));
+    printf("\n");
     CHECK(cuMemFree_v2(managed));
 }
 

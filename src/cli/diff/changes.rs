@@ -170,7 +170,8 @@ fn of_process(process: &Process, add: &mut impl FnMut(Section, &str, Unit, f64))
         add(Section::Peaks, "all places at once", Unit::Bytes, bytes(process.all.peak()));
     }
     for (name, line) in NEAR_AND_FAR.iter().zip(["near its GPU", "on other GPUs", "on the host"]) {
-        if let Some(peak) = process.residence.get(name).map(|line| line.peak()).filter(|peak| *peak > 0) {
+        let peak = process.peak_of(name);
+        if peak > 0 {
             add(Section::Peaks, line, Unit::Bytes, bytes(peak));
         }
     }

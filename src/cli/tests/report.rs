@@ -286,6 +286,66 @@ fn memory_that_was_far_is_told_over_time_with_who_paid_for_it() {
     );
 }
 
+/// With nothing but such moves no column is empty, and the numbers are whole.
+#[test]
+fn what_the_program_moved_itself_says_how_much_went_and_stayed() {
+    let fields = format!(r#""address":4096,"bytes":{0},"home":0,"place":"gpu1","stayed":{0}"#, 50 << 20);
+    let moved = START
+        .replace("process.start", "block.move")
+        .replace(r#""version":"0.1.0","mode":"pool","exe":"/bin/x""#, &fields);
+    let log = log_of(format!("{START}\n{moved}\n").as_bytes());
+    let (_, text, _) = report_on(log.path());
+    let table = text.split("Memory that moved").nth(1).unwrap_or_else(|| panic!("{text}"));
+    let lines: Vec<&str> = table.lines().skip(1).take(3).collect();
+    assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["process", "moves", "what", "for"], "{text}");
+    assert!(lines[1].ends_with("to gpu1, by the program"), "{text}");
+    assert_eq!(lines[2].trim(), "50.0 MiB went, 50.0 MiB stayed", "{text}");
+}
+
+/// The record of what lies far is written only once something does; before that everything in use is near.
+#[test]
+fn memory_is_near_from_the_start_also_where_it_lies_far_only_later() {
+    let event = |t: u32, name: &str, fields: &str| {
+        let line = START.replace("process.start", name).replace(r#""t":1"#, &format!(r#""t":{}"#, 1 + t));
+        line.replace(r#""version":"0.1.0","mode":"pool","exe":"/bin/x""#, fields)
+    };
+    let level = |t: u32, gpu0: u64, gpu1: u64| {
+        let place = |name: &str, used: u64| format!(r#"{{"place":"{name}","held":{used},"used":{used}}}"#);
+        let places = format!(r#""places":[{},{}]"#, place("gpu0", gpu0 << 20), place("gpu1", gpu1 << 20));
+        event(t, "pool.level", &places)
+    };
+    let lies = |t: u32, near: u64, far: u64| {
+        let fields = format!(r#""near":{},"on_peers":{},"on_host":0"#, near << 20, far << 20);
+        event(t, "pool.residence", &fields)
+    };
+    let near = |lines: &[String]| {
+        let log = log_of((lines.join("\n") + "\n").as_bytes());
+        let json = stdout(&output(gpupool().arg("report").arg("--json").arg(log.path())));
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        (json["processes"][0]["memory"]["residence"]["near"]["peak"].as_u64().map(|peak| peak >> 20), log)
+    };
+    let start = || event(0, "process.start", r#""version":"0.1.0","mode":"pool","exe":"/bin/x""#);
+    let (peak, later) = near(&[start(), level(1, 700, 0), level(2, 200, 0), level(3, 0, 200), lies(3, 0, 200)]);
+    assert_eq!(peak, Some(700));
+    let (_, text, _) = report_on(later.path());
+    let line = text.lines().find(|line| line.contains(" near  ")).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.ends_with("700.0 MiB"), "{text}");
+    // The level that has the first far memory in it is not taken for near.
+    let (peak, _) = near(&[start(), level(1, 700, 0), level(2, 800, 300), lies(2, 800, 300)]);
+    assert_eq!(peak, Some(800));
+    // And of two runs the one of which nothing ever lay far had all of it near.
+    let (peak, never) = near(&[start(), level(1, 896, 0)]);
+    assert_eq!(peak, None, "no curves where nothing lay elsewhere");
+    let changed = stdout(&output(gpupool().args(["diff", "--json"]).args([never.path(), later.path()])));
+    let changed: serde_json::Value = serde_json::from_str(&changed).unwrap();
+    let changes = changed["changes"].as_array().unwrap();
+    let row = changes.iter().find(|change| change["name"] == "near its GPU").unwrap_or_else(|| panic!("{changed}"));
+    assert_eq!(
+        (row["before"].as_f64(), row["after"].as_f64()),
+        (Some(f64::from(896 << 20)), Some(f64::from(700 << 20)))
+    );
+}
+
 /// A sentence is not cut in its middle, where the setting stands that would change it.
 #[test]
 fn why_memory_was_not_moved_is_told_whole() {

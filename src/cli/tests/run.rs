@@ -253,6 +253,37 @@ fn a_log_that_can_not_be_written_is_refused() {
     assert!(output(bench.gpupool("run", &["--log", path.to_str().unwrap()]).arg("true")).status.success());
 }
 
+/// The program would start with empty memory, and nobody would hear of it.
+#[test]
+fn a_folder_that_nothing_can_come_back_from_is_refused() {
+    let bench = Bench::new();
+    let restore = |folder: &str| output(bench.gpupool("run", &["--restore", folder]).args(["echo", "started"]));
+    let none = bench.path("none");
+    let refused = restore(none.to_str().unwrap());
+    assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0));
+    let said =
+        format!("GPUPOOL_RESTORE={0}: nothing comes back from there: {0}: there is no such folder", none.display());
+    assert!(stderr(&refused).contains(&said), "{}", stderr(&refused));
+    std::fs::write(bench.path("file"), "").unwrap();
+    assert_eq!(restore(bench.path("file").to_str().unwrap()).status.code(), Some(2));
+    let empty = bench.path("empty");
+    std::fs::create_dir(&empty).unwrap();
+    std::fs::set_permissions(&empty, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let begun = restore(empty.to_str().unwrap());
+    assert_eq!(String::from_utf8_lossy(&begun.stdout), "started\n", "{}", stderr(&begun));
+}
+
+/// Before any process is looked for.
+#[test]
+fn a_setting_where_the_process_is_to_be_is_told_what_is_missing() {
+    let said = output(gpupool().args(["set", "limit=0:100MiB"]));
+    assert_eq!(said.status.code(), Some(2));
+    assert!(stderr(&said).contains("the number of the process comes first"), "{}", stderr(&said));
+    let said = output(gpupool().args(["set", "1", "limit=10"]));
+    assert_eq!(said.status.code(), Some(2));
+    assert!(stderr(&said).contains("10 bytes, as there is no unit; write 10GiB if that is meant"), "{}", stderr(&said));
+}
+
 #[test]
 fn a_missing_library_is_named_with_the_ways_out() {
     let output = output(gpupool().args(["run", "--library", "/no/such.so", "--", "true"]));

@@ -158,12 +158,16 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
     if !(GPUPOOL_READ_MOSTLY as c_int..=GPUPOOL_NOT_ACCESSED_BY as c_int).contains(&advice) {
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }
+    // Whosever the memory is: the driver would answer for managed memory, and for an address that nobody knows, with words of its own.
+    if bytes == 0 {
+        return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
+    }
     let (address, bytes, place) = (pointer as u64, bytes as u64, place_of(place));
     if advice == GPUPOOL_PREFERRED_LOCATION as c_int && is_own(address) {
-        return of_pool(bytes, |driver| handles::by_hand::place(driver, address, bytes, place, Stream::DEFAULT));
+        return of_pool(|driver| handles::by_hand::place(driver, address, bytes, place, Stream::DEFAULT));
     }
     if advice == GPUPOOL_NO_PREFERRED_LOCATION as c_int && is_own(address) {
-        return of_pool(bytes, |_| {
+        return of_pool(|_| {
             handles::by_hand::is_anywhere(address, bytes);
             Ok(())
         });
@@ -171,7 +175,7 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
     if !is_pooled(address) {
         return of_managed(address, |driver| driver.advise(address, bytes, advice, place));
     }
-    of_pool(bytes, |driver| match advice {
+    of_pool(|driver| match advice {
         it if it == GPUPOOL_PREFERRED_LOCATION as c_int => {
             by_hand::place(driver, address, bytes, place, Stream::DEFAULT)
         }
@@ -217,13 +221,17 @@ pub unsafe extern "C" fn gpupool_prefetch(
     place: c_int,
     stream: *mut c_void,
 ) -> c_int {
+    // As for `gpupool_advise`.
+    if bytes == 0 {
+        return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
+    }
     let (address, bytes) = (pointer as u64, bytes as u64);
     let (place, stream) = (place_of(place), Stream::from_raw(stream.cast()));
     if is_pooled(address) {
-        return of_pool(bytes, |driver| by_hand::place(driver, address, bytes, place, stream));
+        return of_pool(|driver| by_hand::place(driver, address, bytes, place, stream));
     }
     if is_own(address) {
-        return of_pool(bytes, |driver| handles::by_hand::place(driver, address, bytes, place, stream));
+        return of_pool(|driver| handles::by_hand::place(driver, address, bytes, place, stream));
     }
     // SAFETY: as for this function.
     of_managed(address, |driver: &Driver| unsafe { driver.prefetch(address, bytes, place, stream) })
@@ -239,10 +247,7 @@ fn is_own(address: u64) -> bool {
 }
 
 /// Runs what places memory of the pool, or of the program's own.
-fn of_pool(bytes: u64, act: impl FnOnce(&'static Driver) -> Result<(), Unplaced> + std::panic::UnwindSafe) -> c_int {
-    if bytes == 0 {
-        return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
-    }
+fn of_pool(act: impl FnOnce(&'static Driver) -> Result<(), Unplaced> + std::panic::UnwindSafe) -> c_int {
     let answer = looking(|| {
         let driver = process::driver().ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE)?;
         match act(driver) {

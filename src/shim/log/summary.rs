@@ -109,12 +109,18 @@ fn render(summary: &Summary<'_>) -> String {
     }
     if summary.spilled > 0 {
         let spilled = format_size(summary.spilled);
-        let far = if summary.far > 0 { format!("; {} still do", format_size(summary.far)) } else { String::new() };
+        // Not a part of the first: what was near when it was allocated may have left since, for others or for a drain.
+        let far = match summary.far {
+            0 => String::new(),
+            far => format!("; at the end {} in use did, with what moved since", format_size(far)),
+        };
         let lost = summary.lost.filter(|(lost, _)| *lost >= LEAST_LOST).map_or_else(String::new, |(lost, of)| {
             // Kernels that overlap may lose more together than there was.
             format!("; kernels lost about {:.1} s of {of:.1} s by that", lost.min(of))
         });
-        line(format_args!("{spilled} of all that was allocated lay outside the GPU that asked for it{far}{lost}"));
+        line(format_args!(
+            "{spilled} of all that was allocated lay outside the GPU that asked for it when it was{far}{lost}"
+        ));
     }
     let MovedSummary { times, came, left, took, saved } = summary.moved;
     if times > 0 {
@@ -239,7 +245,7 @@ mod tests {
 gpupool: gpu0   peak  31.0 GiB of 31.0 GiB
 gpupool: gpu1   peak  29.0 GiB of 31.0 GiB
 gpupool: host0  peak   1.0 MiB, 2.0 MiB held unused
-gpupool: 29.0 GiB of all that was allocated lay outside the GPU that asked for it; 26.0 GiB still do; kernels lost about 1.3 s of 40.0 s by that
+gpupool: 29.0 GiB of all that was allocated lay outside the GPU that asked for it when it was; at the end 26.0 GiB in use did, with what moved since; kernels lost about 1.3 s of 40.0 s by that
 gpupool: 3.0 GiB came near and 2.0 GiB left in 12 moves, which took 0.2 s and saved about 31.0 s
 gpupool: pinned peak   1.5 GiB, of which 1.0 GiB were asked for
 gpupool: contexts: GPU 0 primary, GPU 1 created ×2

@@ -65,6 +65,22 @@ fn a_folder_that_others_may_change_is_refused() {
     assert_eq!(error.to_string(), expected);
 }
 
+/// Only the last folder of a path is made.
+#[test]
+fn a_folder_in_one_that_is_not_there_is_told_so() {
+    let around = tempfile::tempdir().unwrap();
+    let above = around.path().join("none/x");
+    let folder = above.join("y");
+    let error = Writer::create(&folder, meta(), Options::default()).err().unwrap();
+    let expected = format!(
+        "{}: the folder around it, {}, has to be there and is not; make it first",
+        folder.display(),
+        above.display()
+    );
+    assert_eq!(error.to_string(), expected);
+    assert!(!around.path().join("none").exists());
+}
+
 #[test]
 fn a_folder_that_is_named_by_one_in_it_is_that_folder() {
     let around = tempfile::tempdir().unwrap();

@@ -77,6 +77,11 @@ pub struct Process {
     pub refusals: Refusals,
     /// Bytes in use over time, by where they lay as seen from the GPUs that use them; empty where nothing ever lay elsewhere.
     pub residence: BTreeMap<&'static str, Timeline>,
+    /// Bytes in use over time while nothing had ever lain far: all of it was near, and `pool.residence` is told only from then on.
+    still_near: Timeline,
+    /// The last of these levels and its time. What makes the first memory far is in the level that comes just before the first `pool.residence`, so
+    /// that one counts only where another level follows.
+    last_near: Option<(f64, u64)>,
     /// Functions that lost time by far memory, by GPU and name: what was told of each last.
     pub readers: BTreeMap<(u32, String), TierReader>,
     /// Pinned host memory.
@@ -217,6 +222,15 @@ impl Process {
         gpus.filter(|gpu| !has_context(gpu) && !self.kept_awake.contains(gpu)).collect()
     }
 
+    /// The most that lay at each of [`NEAR_AND_FAR`]; of a process of which nothing ever lay far, all that it had in use was near.
+    pub fn peak_of(&self, place: &str) -> u64 {
+        match self.residence.get(place) {
+            Some(line) => line.peak(),
+            None if self.residence.is_empty() && place == NEAR_AND_FAR[0] => self.all.peak(),
+            None => 0,
+        }
+    }
+
     /// Functions that lost time by far memory, those that lost most first.
     pub fn worst_readers(&self) -> Vec<&TierReader> {
         let mut readers: Vec<&TierReader> = self.readers.values().collect();
@@ -270,7 +284,13 @@ impl Process {
             Event::FindingMade(made) => self.finding(made),
             Event::PoolLevel(level) => {
                 let now = record.t - self.origin();
-                self.all.add(now, level.places.iter().fold(0, |all: u64, place| all.saturating_add(place.used)));
+                let all = level.places.iter().fold(0, |all: u64, place| all.saturating_add(place.used));
+                self.all.add(now, all);
+                if self.residence.is_empty()
+                    && let Some((then, bytes)) = self.last_near.replace((now, all))
+                {
+                    self.still_near.add(then, bytes);
+                }
                 for place in level.places {
                     if self.levels.len() >= KEPT_PLACES && !self.levels.contains_key(&place.place) {
                         *self.more.entry("places").or_default() += 1;
@@ -327,6 +347,9 @@ impl Process {
             }
             Event::PoolResidence(residence) => {
                 let now = record.t - self.origin();
+                if self.residence.is_empty() {
+                    self.residence.insert(NEAR_AND_FAR[0], std::mem::take(&mut self.still_near));
+                }
                 for (place, bytes) in
                     NEAR_AND_FAR.into_iter().zip([residence.near, residence.on_peers, residence.on_host])
                 {

@@ -32,15 +32,22 @@ pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
         chart(page, "Bytes that have come near and that have left so far", &rows, logs);
     }
     page.heading("Memory that moved");
-    let headings = &["process", "moves", "came near", "left", "took", "saved", "what for"];
-    let mut table = Table::new(headings, b"lrrrrrl", BELOW);
     let mut rows: Vec<(String, Row)> =
         moved.iter().flat_map(|(label, moves)| rows_of(moves).into_iter().map(|row| ((*label).clone(), row))).collect();
     if rows.len() > FOLDED && moved.len() > 1 {
         rows = folded(rows);
     }
+    // Of what the program moves itself no time is told: columns that would be empty take the room of the words.
+    let is_timed = rows.iter().any(|(_, row)| row.is_timed());
+    let mut table = if is_timed {
+        Table::new(&["process", "moves", "came near", "left", "took", "saved", "what for"], b"lrrrrrl", BELOW)
+    } else {
+        Table::new(&["process", "moves", "what for"], b"lrl", BELOW)
+    };
     for (label, row) in rows.iter().take(2 * ROWS) {
-        table.row(std::iter::once(label.clone()).chain(row.cells()).collect(), Vec::new());
+        let cells = [label.clone(), row.times.to_string()].into_iter();
+        let timed = row.timed().into_iter().filter(|_| is_timed);
+        table.row(cells.chain(timed).chain([row.what.clone()]).collect(), row.below());
     }
     show(page, table, rows.len().saturating_sub(2 * ROWS));
     for (label, moves) in moved.iter().filter(|(_, moves)| !moves.stops.is_empty()).take(ROWS) {
@@ -64,17 +71,25 @@ struct Row {
 }
 
 impl Row {
-    fn cells(&self) -> [String; 6] {
+    fn is_timed(&self) -> bool {
+        self.came.is_some() || self.left.is_some() || self.took.is_some() || self.saved.is_some()
+    }
+
+    fn timed(&self) -> [String; 4] {
         let size = |bytes: Option<u64>| bytes.map_or_else(String::new, format_size);
         let time = |seconds: Option<f64>| match seconds {
             None => String::new(),
             Some(lost) if lost < 0.0 => format!("-{}", words::time(-lost)),
             Some(seconds) => words::time(seconds),
         };
+        [size(self.came), size(self.left), time(self.took), time(self.saved)]
+    }
+
+    /// In a line of its own: in the last column, which gives way to the others, numbers would be cut out.
+    fn below(&self) -> Vec<String> {
         let bytes = self.bytes.iter().filter(|(bytes, _)| *bytes > 0);
         let bytes: Vec<String> = bytes.map(|(bytes, name)| format!("{} {name}", format_size(*bytes))).collect();
-        let what = if bytes.is_empty() { self.what.clone() } else { format!("{}: {}", self.what, bytes.join(", ")) };
-        [self.times.to_string(), size(self.came), size(self.left), time(self.took), time(self.saved), what]
+        if bytes.is_empty() { Vec::new() } else { vec![bytes.join(", ")] }
     }
 
     fn add(&mut self, other: &Row) {

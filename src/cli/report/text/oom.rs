@@ -1,7 +1,7 @@
 //! What was where when a program was told OUT_OF_MEMORY (`gpupool report --oom`).
 
 use gpupool_config::format_size;
-use gpupool_events::{HolderAtRefusal, OutOfMemory, PlaceAtRefusal};
+use gpupool_events::{HolderAtRefusal, OutOfMemory, PlaceAtRefusal, Remedy};
 
 use super::rows::{BELOW, CONTEXT_ROWS, ROWS, show};
 use crate::report::model::{BySetting, Logs, Process, Refusal, SettingThatRefuses, labels};
@@ -74,8 +74,7 @@ fn others(page: &mut Page, refused: &[(&Process, &String)]) {
     for (process, label) in refused.iter().take(CONTEXT_ROWS) {
         let Some(Refusal { t, told }) = process.refusals.all().next_back() else { continue };
         let helps = told.remedies.iter().find(|remedy| remedy.enough);
-        let helps = helps
-            .map_or_else(|| "no setting alone".to_owned(), |remedy| format!("{}={}", remedy.setting, remedy.value));
+        let helps = helps.map_or_else(|| "no setting alone".to_owned(), Remedy::said);
         let at = words::time(t - process.origin());
         let cells =
             [(*label).clone(), at, told.home.to_string(), format_size(told.bytes), format_size(told.fits), helps];
@@ -155,10 +154,7 @@ fn helps(page: &mut Page, told: &OutOfMemory) {
     for remedy in told.remedies.iter().take(ROWS) {
         let gain = format_size(remedy.gain);
         let enough = if remedy.enough { "enough" } else { "not enough alone" };
-        page.entry(
-            &format!("  {}={}  ", crate::terminal::clean(&remedy.setting), crate::terminal::clean(&remedy.value)),
-            &format!("{gain} more, {enough}"),
-        );
+        page.entry(&format!("  {}  ", clean(&remedy.said())), &format!("{gain} more, {enough}"));
         page.entry("      ", &remedy.note);
     }
     if !told.remedies.iter().any(|remedy| remedy.enough) {
@@ -214,6 +210,7 @@ fn out(word: &str) -> String {
         "another rank's" => "does not lend: the process is, or was taken for, one rank of several, which keep to their own GPUs; GPUPOOL_DEVICES=list overrides that".to_owned(),
         "out of reach" => "does not lend: the GPU has no peer access to it".to_owned(),
         "not lent" => "does not lend: its limit is 0".to_owned(),
+        "drained" => "holds nothing new: the GPU is drained (gpupool drain) until gpupool undrain takes that back".to_owned(),
         "no handles" => "is not used for handles".to_owned(),
         other => format!("does not lend: {other}"),
     }

@@ -363,7 +363,17 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64, is_put: bool, site:
 /// Memory for a GPU is on the host: said the first time, because nothing fails and all that uses it is slow.
 pub fn report_host(home: u32, on_host: u64, bytes: u64) {
     // Within a limit the driver serves what no place has room for, so doing without the host makes no OUT_OF_MEMORY.
-    let (why, advice) = if terms::is_kept_below(home) {
+    let drained = terms::drained();
+    let (by_drain, undrain);
+    let (why, advice) = if !drained.is_empty() && !terms::keeps_apart() {
+        let (is, lends) = if drained.len() == 1 { ("is", "it lends") } else { ("are", "they lend") };
+        let gpus = drained.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>().join(", ");
+        let commands = drained.iter().map(|gpu| format!("gpupool undrain {gpu}")).collect::<Vec<_>>().join(", ");
+        by_drain = format!("no GPU that can lend has room, and {gpus} {is} drained (gpupool drain)");
+        undrain =
+            format!("{commands} so that {lends} again, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver");
+        (by_drain.as_str(), undrain.as_str())
+    } else if terms::is_kept_below(home) {
         (
             "no GPU that can lend has room, and what this program had there was given to another one that does not matter less, for which it is kept for some seconds",
             "raise GPUPOOL_PRIORITY of this one, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",

@@ -8,7 +8,7 @@
 mod remedies;
 
 use super::{accounts, call_sites, labels, pieces, pool_usage};
-use crate::backing::{self, copies, host, open, residence};
+use crate::backing::{self, copies, host, open, residence, terms};
 use crate::bypass::Bypass;
 use crate::serve::pinned::{self, holders};
 use crate::watch::{context, site};
@@ -94,7 +94,7 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
         let helps = remedies
             .iter()
             .find(|remedy| remedy.enough)
-            .map_or_else(String::new, |remedy| format!("; {}={} would have made room", remedy.setting, remedy.value));
+            .map_or_else(String::new, |remedy| format!("; {} would have made room", remedy.said()));
         let text = format!("OUT_OF_MEMORY for {size} on GPU {home}, where {room} would have fit{helps}");
         let event = OutOfMemory {
             number,
@@ -132,6 +132,8 @@ fn places(driver: &'static Driver, home: u32, kind: Kind, usage: &Usage) -> Vec<
         let own = accounts().map_or(0, |accounts| accounts.of(Claim::Handles, place));
         let contexts = context::cost_on(Device::of(gpu.ordinal));
         let out = match () {
+            // Also the program's own: nothing new goes there.
+            () if terms::is_drained(gpu.ordinal) && plan.topology.reach(home, gpu.ordinal) => Some(remedies::DRAINED),
             () if gpu.ordinal == home && is_member => None,
             () if !is_member => Some(remedies::NOT_LISTED),
             () if !plan.lends(gpu.ordinal) => Some(remedies::ANOTHERS),

@@ -10,6 +10,7 @@ pub const ANOTHERS: &str = "another rank's";
 pub const OUT_OF_REACH: &str = "out of reach";
 pub const NOT_LENT: &str = "not lent";
 pub const NO_HANDLES: &str = "no handles";
+pub const DRAINED: &str = "drained";
 
 const MIB: u64 = 1 << 20;
 
@@ -72,6 +73,16 @@ pub fn remedies(asked: Asked, places: &[PlaceAtRefusal], settings: &Settings) ->
         Devices::List(_) => "those GPUs do not lend",
     };
     found.push(remedy("GPUPOOL_DEVICES", all, gain, note));
+
+    let drained = || places.iter().filter(|place| place.out.as_deref() == Some(DRAINED));
+    let gain = drained().map(|place| place.free.unwrap_or(0).saturating_sub(place.kept_free())).sum();
+    let mut numbers = drained().filter_map(number).map(|gpu| gpu.to_string());
+    found.push(remedy(
+        "gpupool undrain",
+        numbers.next().into_iter().chain(numbers.map(|gpu| format!("; gpupool undrain {gpu}"))).collect(),
+        gain,
+        "nothing goes to a drained GPU until that is taken back",
+    ));
 
     let reserve = gpus().map(|place| place.reserve).max().unwrap_or(0);
     let gain = if settings.limit.is_set() {
@@ -209,6 +220,17 @@ mod tests {
         let reserved = PlaceAtRefusal { reserve: 3 * GIB, ..lent(3 * GIB) };
         let found = told(asked(2, 0), &[reserved], &Settings::default());
         assert_eq!(found, [("GPUPOOL_RESERVE".to_owned(), "523MiB".to_owned(), 1, false)]);
+    }
+
+    #[test]
+    fn what_a_drain_keeps_from_use_is_had_by_taking_it_back() {
+        let settings = Settings { host_limit: Some(0), ..Settings::default() };
+        let drained = |number| PlaceAtRefusal { out: Some(DRAINED.to_owned()), limit: 0, ..gpu(number, 31 * GIB) };
+        let found = told(asked(20, 2), &[gpu(0, GIB), drained(1), host(0, 64 * GIB)], &settings);
+        assert_eq!(found[0], ("gpupool undrain".to_owned(), "1".to_owned(), 30, true));
+        assert_eq!(found[1].0, "GPUPOOL_HOST_LIMIT");
+        let found = told(asked(50, 2), &[gpu(0, GIB), drained(1), drained(2)], &settings);
+        assert_eq!(found[0], ("gpupool undrain".to_owned(), "1; gpupool undrain 2".to_owned(), 60, true));
     }
 
     #[test]
