@@ -523,7 +523,7 @@ fn settled(deadline: Instant) -> Result<MutexGuard<'static, Option<Suspended>>, 
     let mut state = STATE.try_lock_until(deadline).ok_or(BUSY)?;
     while state.as_ref().is_some_and(|state| state.settles.is_some()) {
         if Instant::now() >= deadline {
-            return Err("its memory is on its way to the host, since another program needs its GPU".to_owned());
+            return Err(vacate::SETTLES.to_owned());
         }
         settle_in(&mut state, Instant::now() + SLICE)?;
     }
