@@ -24,9 +24,16 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// GPUs that were seen to be drained, or to be so no more, and for which nothing was done yet.
 static SEEN: Mutex<BTreeMap<u32, bool>> = Mutex::new(BTreeMap::new());
 
-/// What was done by itself for files that a command has just written, which then asks what became of it: the GPU, whether it is drained, the bytes, how long
-/// that took, and when.
-static BY_ITSELF: Mutex<Vec<(u32, bool, u64, Duration, Instant)>> = Mutex::new(Vec::new());
+/// What was done by itself for files that a command has just written, which then asks what became of it.
+struct ByItself {
+    gpu: u32,
+    is_drained: bool,
+    bytes: u64,
+    took: Duration,
+    at: Instant,
+}
+
+static BY_ITSELF: Mutex<Vec<ByItself>> = Mutex::new(Vec::new());
 
 /// When the files were looked at last without a word from anybody.
 static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
@@ -77,8 +84,8 @@ pub fn look() -> Option<Duration> {
             bring_home::come_back(gpu, true, until, &|| true, &mut |_, _| {})
         };
         let mut all = BY_ITSELF.lock();
-        all.retain(|(known, .., at)| *known != gpu && at.elapsed() < PATIENCE);
-        all.push((gpu, is_drained, done.moved, done.took, Instant::now()));
+        all.retain(|known| known.gpu != gpu && known.at.elapsed() < PATIENCE);
+        all.push(ByItself { gpu, is_drained, bytes: done.moved, took: done.took, at: Instant::now() });
     }
     // What the program frees there goes at once, and does not wait for `GPUPOOL_IDLE`.
     let mut any = false;
@@ -148,13 +155,14 @@ pub fn undrain(
 /// Adds what moved for this command before it had asked, since the files said it already, and how long that took.
 fn with_by_itself(done: &mut Vacated, gpu: u32, is_drained: bool) {
     let mut all = BY_ITSELF.lock();
-    let before =
-        all.iter().find(|(known, drained, .., at)| (*known, *drained) == (gpu, is_drained) && at.elapsed() < PATIENCE);
-    if let Some((_, _, bytes, took, _)) = before.filter(|(_, _, bytes, ..)| *bytes > 0) {
-        done.moved += bytes;
-        done.took += *took;
+    let is_of = |known: &&ByItself| {
+        known.gpu == gpu && known.is_drained == is_drained && known.at.elapsed() < PATIENCE && known.bytes > 0
+    };
+    if let Some(before) = all.iter().find(is_of) {
+        done.moved += before.bytes;
+        done.took += before.took;
     }
-    all.retain(|(known, ..)| *known != gpu);
+    all.retain(|known| known.gpu != gpu);
 }
 
 /// The number of this GPU, about which the files are to say so; whoever asked does now what is to be done. `None`: it is not one of the pool's.
