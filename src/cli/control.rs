@@ -84,6 +84,9 @@ pub struct Told {
     /// Where its memory is now, in words, where that is said.
     #[serde(skip)]
     pub whereabouts: String,
+    /// Why some of it stayed, in words, where that is said.
+    #[serde(skip)]
+    pub because: String,
 }
 
 /// How many bytes of memory a byte on the disk is of, in thousandths; nothing where nothing was written.
@@ -311,6 +314,7 @@ fn told_by(row: &Listed, answer: Result<Reply, String>) -> Told {
         waited_microseconds: 0,
         bytes_per_second: 0,
         whereabouts: String::new(),
+        because: String::new(),
     };
     match answer {
         Ok(Reply::Done { moved, stayed, to_disk, stored, microseconds, waited }) => Told {
@@ -992,8 +996,11 @@ pub fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<bool,
             Some(ratio) => format!("; {} on the disk, {ratio:.2} times less", format_size(told.stored_bytes)),
             None => String::new(),
         };
-        let stayed =
-            if *stayed_bytes > 0 { format!("; {} {did_not}", format_size(*stayed_bytes)) } else { String::new() };
+        let stayed = if *stayed_bytes > 0 {
+            format!("; {} {did_not}{}", format_size(*stayed_bytes), told.because)
+        } else {
+            String::new()
+        };
         stdout::print(&format!(
             "process {pid}: {} {did}{whereabouts} in {seconds:.2} s ({}/s){waited}{takes}{stayed}\n",
             format_size(*bytes),

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use gpupool_metrics::Levels;
 use gpupool_wire::control::Request;
 
 use crate::control::{self, Told};
@@ -69,13 +70,35 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             others.push(told.pid);
         }
     }
+    for (told, before) in told.iter_mut().zip(&rows) {
+        let identity = before.told.process.identity;
+        let levels = now.rows.iter().find(|row| row.told.process.identity == identity).map(|row| &row.told.levels);
+        told.because = levels.map_or_else(|| NO_ROOM.to_owned(), because);
+    }
     let (here, resumed): (Vec<_>, Vec<_>) =
         told.iter().cloned().partition(|told| args.json || !others.contains(&told.pid));
-    let done = control::print(&here, args.json, "came back", "did not, for want of room")?;
+    let done = control::print(&here, args.json, "came back", "did not")?;
     for Told { pid, .. } in resumed {
         stdout::print(&format!("process {pid} is resumed already: by another command, or by itself\n"))?;
     }
     Ok(if done && are_all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Why something has not come back, where nothing else is known.
+const NO_ROOM: &str = ", for want of room, and lies on other GPUs or on the host";
+
+/// The same of a program that says where it has what: no room helps to come back to a GPU that is drained.
+fn because(levels: &Levels) -> String {
+    let drained = levels.places.rows.iter().filter(|place| place.is_gpu() && place.drained);
+    let gpus: Vec<String> = drained.filter_map(|place| levels.gpu(place.number)?.uuid_text()).collect();
+    if gpus.is_empty() {
+        return NO_ROOM.to_owned();
+    }
+    let ends = gpus.iter().map(|gpu| format!("gpupool undrain {gpu}")).collect::<Vec<_>>().join(", ");
+    format!(
+        ", and lies on other GPUs or on the host: {} is drained, and what was there comes back with {ends}; what is of other GPUs, once there is room",
+        gpus.join(", ")
+    )
 }
 
 /// Those that are named and there, and whether they are all: that one of several has ended keeps no other one suspended.

@@ -123,8 +123,11 @@ pub fn say(gpu: &Uuid, drained: bool, roots: &Roots) -> Said {
     // The folder of those who have no session, too.
     let without = Roots { session: None, ..roots.clone() };
     for roots in [roots, &without].into_iter().take(if roots.is_apart() { 1 } else { 2 }).filter(|_| drained) {
-        if let Err(all) = Folder::own(roots) {
-            refused.extend(all);
+        match Folder::own(roots) {
+            // What is apart has no other folder, and its pages lie elsewhere then.
+            Ok((_, before)) if roots.is_apart() => refused.extend(before),
+            Ok(_) => {}
+            Err(all) => refused.extend(all),
         }
     }
     let concerned = roots.concerned();

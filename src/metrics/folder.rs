@@ -6,7 +6,10 @@
 use crate::model::now;
 use crate::process::{Identity, Life, stat};
 use crate::reader::identify;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, mkdirat, openat, unlinkat};
+use rustix::fs::{
+    Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, accessat, chmodat, fchmod, fstat, lstat, mkdirat, openat,
+    stat as stat_of, unlinkat,
+};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::ffi::{OsStr, OsString};
@@ -47,9 +50,29 @@ impl Roots {
         self.session.iter().map(|root| root.join(NAME)).chain([self.run.join(NAME), temporary]).collect()
     }
 
-    /// Whether this session is one by itself: somebody set its folder by hand, elsewhere than the system has those of all users.
+    /// Whether this session is one by itself: somebody set its folder by hand, elsewhere than the system has those of all users. One whose folder
+    /// no page can lie in is none, since its pages lie where those of whoever has no session do.
     pub(crate) fn is_apart(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| !session.starts_with(&self.sessions))
+        let by_hand = self.session.as_ref().filter(|session| !session.starts_with(&self.sessions));
+        by_hand.is_some_and(|session| Self::is_of_use(session))
+    }
+
+    /// Whether [`Folder::own`] finds a folder of ours there or makes one, as far as that shows without opening or making anything.
+    fn is_of_use(session: &Path) -> bool {
+        let own = geteuid().as_raw();
+        let Ok(around) = stat_of(session) else { return false };
+        let is_closed = around.st_mode & OTHERS_WRITE == 0 || around.st_mode & STICKY != 0;
+        let is_ours = around.st_uid == 0 || around.st_uid == own;
+        if !FileType::from_raw_mode(around.st_mode).is_dir() || !is_closed || !is_ours {
+            return false;
+        }
+        match lstat(session.join(NAME)) {
+            Ok(folder) => {
+                let is_folder = FileType::from_raw_mode(folder.st_mode).is_dir();
+                is_folder && folder.st_uid == own && folder.st_mode & OTHERS_WRITE == 0
+            }
+            Err(_) => accessat(CWD, session, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).is_ok(),
+        }
     }
 
     /// The folders whose files concern this user's processes in this session.

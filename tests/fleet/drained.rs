@@ -5,6 +5,7 @@ use super::{MIB, Machine, at, ends_well, uuid};
 use gpupool_events::Event;
 use harness::{Run, Running, eventually};
 use serde_json::Value;
+use std::process::Stdio;
 
 /// What a drain of a GPU says that stayed of this program.
 #[track_caller]
@@ -264,4 +265,45 @@ fn far_memory_of_a_program_that_was_suspended_or_whose_gpu_is_drained_is_told_as
     machine.gpupool("drain 0 --deadline 30s");
     let (found, fix) = found(program);
     assert!(found == "drained" && fix.contains("gpupool undrain"), "{found}, {fix}");
+}
+
+/// As after a command that the system was slow to run: what the program did meanwhile by itself was done for it, and took its time.
+#[test]
+fn what_left_before_the_program_was_asked_is_told_with_the_time_that_it_took() {
+    let machine = Machine::new("2x1GiB");
+    let program = machine.borrower();
+    let gpu = uuid(&machine.page(&program), 1);
+    std::fs::write(machine.folder.path().join("gpupool").join(format!("{gpu}.drained")), "").unwrap();
+    machine.until(&program, "an empty GPU 1", |page| at(page, 1).drained && held(page, 1) == 0);
+    let (told, all) = machine.told("drain --json 1");
+    assert!(all && told[0]["bytes"].as_u64() >= Some(20 * MIB), "{told}");
+    let took = told[0]["microseconds"].as_u64().unwrap();
+    assert!(machine.told("undrain --json 1").1);
+    let drains = ends_well(program).into_iter().filter_map(|event| match event {
+        Event::GpuDrain(event) if event.bytes > 0 => Some(event.microseconds),
+        _ => None,
+    });
+    let drains: Vec<u64> = drains.collect();
+    assert!(drains.len() == 1 && took >= drains[0], "{took}: {drains:?}");
+}
+
+/// Somebody with a higher priority has just taken the program's own GPU, and what left for that is in plain memory of the host still.
+#[test]
+fn what_is_on_a_drained_gpu_leaves_behind_what_is_on_its_way_to_the_host() {
+    let machine = Machine::new("3x256MiB");
+    let low = machine.holder(machine.neighbour(1, 20).env("GPUPOOL_DEVICES", "1,2"), 440);
+    machine.until(&low, "memory on GPU 2", |page| held(page, 2) >= 180 * MIB);
+    let mut high = machine.start(machine.neighbour(1, 90).env("GPUPOOL_DEVICES", "1"));
+    takes(&mut high, 20);
+    // What it asks for meanwhile puts off that anything becomes the host's.
+    let drain = machine.command("drain --json --deadline 30s 2").stdout(Stdio::piped()).spawn().unwrap();
+    for _ in 0..8 {
+        takes(&mut high, 20);
+    }
+    let told: Value = serde_json::from_slice(&drain.wait_with_output().unwrap().stdout).unwrap();
+    assert_eq!(stayed(&told, &low), [], "{told}");
+    machine.until(&low, "an empty GPU 2", |page| at(page, 2).drained && held(page, 2) == 0);
+    assert!(machine.told("undrain --json 2").1);
+    is_whole(high);
+    is_whole(low);
 }

@@ -41,6 +41,35 @@ fn what_stayed_on_the_host_comes_back_once_there_is_room() {
     assert!(why.contains("it is not suspended"), "{why}");
 }
 
+/// Another program has taken most of the GPU meanwhile, and the rest of the memory goes to the other one.
+#[test]
+fn what_lies_on_another_gpu_since_its_own_is_full_has_not_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("machine");
+    let mut program = suspended("2x1GiB").env("SIMCUDA_MACHINE", &machine).log().start(None);
+    program.ask("keep 600");
+    told(&program, "suspend --to host");
+    let other = Run::program("suspended").sim("2x1GiB").env("SIMCUDA_MACHINE", &machine);
+    let mut other = other.start(None);
+    assert_eq!(other.ask("keep 850"), "kept");
+    let back = told(&program, "resume");
+    let now = eventually("a page", || page(&program));
+    let [there, bytes, stayed] = [Some(on(&now, 1)), back["bytes"].as_u64(), back["stayed_bytes"].as_u64()];
+    assert!(there >= Some(400 * MIB) && stayed == there, "{there:?}: {back}");
+    assert_eq!(bytes, Some(on(&now, 0)), "{back}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let event = log.lines().find(|line| line.contains("program.resume")).unwrap();
+    let event: Value = serde_json::from_str(event).unwrap();
+    assert_eq!(event["stayed"].as_u64(), stayed, "{event}");
+    // Whoever asks once more hears how it is.
+    let again = told(&program, "resume");
+    assert_eq!((again["bytes"].as_u64(), again["stayed_bytes"].as_u64()), (Some(0), stayed), "{again}");
+    is_right(&mut program);
+    assert_eq!(other.ask("drop"), "freed");
+    eventually("memory that is back", || page(&program).filter(|page| on(page, 0) >= 600 * MIB));
+    is_right(&mut program);
+}
+
 #[test]
 fn what_a_drain_kept_from_coming_back_comes_back_behind_it() {
     let mut program = suspended("2x1GiB").start(None);
@@ -50,8 +79,10 @@ fn what_a_drain_kept_from_coming_back_comes_back_behind_it() {
     // The context stays, which is told as what could not leave.
     let drained = program.gpupool(&format!("drain {gpu}"));
     assert!(String::from_utf8_lossy(&drained.stdout).contains("a context"), "{drained:?}");
-    let back = told(&program, "resume");
-    assert_eq!(back["stayed_bytes"], 0, "another GPU has room: {back}");
+    let back = program.gpupool(&format!("resume {}", program.pid()));
+    let text = String::from_utf8(back.stdout).unwrap();
+    assert!(text.contains("; 64.0 MiB did not, and lies on other GPUs or on the host: GPU-"), "{text}");
+    assert!(text.contains(&format!("comes back with gpupool undrain {gpu}")), "{text}");
     let drained = eventually("a page", || page(&program));
     assert_eq!((on(&drained, 0), on(&drained, 1)), (0, 64 * MIB), "{drained:?}");
     assert!(program.gpupool(&format!("undrain {gpu}")).status.success());

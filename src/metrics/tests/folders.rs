@@ -340,3 +340,21 @@ fn what_root_says_in_the_folder_of_the_machine_counts_for_everybody_and_what_oth
     assert!(drains::say(&gpu, false, &roots).refused.is_empty());
     assert_eq!((drains::among(&[gpu], &roots, None), drains::still_said(&gpu, &roots)), (Vec::new(), None));
 }
+
+/// As of a login session that has ended: pages and marks lie in the same folder, wherever that is.
+#[test]
+fn a_gpu_is_drained_where_the_pages_lie_also_if_the_session_has_no_folder_for_them() {
+    let machine = Machine::new();
+    let gpu = [7; 16];
+    let file = machine.path("file");
+    fs::write(&file, "").unwrap();
+    for session in [machine.path("none"), file] {
+        let roots = Roots { session: Some(session), run: machine.path("absent"), ..machine.roots() };
+        let page = Folder::own(&roots).unwrap().0.path().to_owned();
+        let drains::Said { folders, is_news, .. } = drains::say(&gpu, true, &roots);
+        assert!(is_news && folders == [page], "{folders:?}");
+        assert_eq!(drains::among(&[gpu], &roots, None), [gpu]);
+        assert!(drains::say(&gpu, false, &roots).is_news);
+        assert_eq!(drains::among(&[gpu], &roots, None), [[0; 16]; 0]);
+    }
+}

@@ -24,8 +24,16 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// GPUs that were seen to be drained, or to be so no more, and for which nothing was done yet.
 static SEEN: Mutex<BTreeMap<u32, bool>> = Mutex::new(BTreeMap::new());
 
-/// What was done by itself for files that a command has just written, which then asks what became of it: the GPU, whether it is drained, the bytes and when.
-static BY_ITSELF: Mutex<Vec<(u32, bool, u64, Instant)>> = Mutex::new(Vec::new());
+/// What was done by itself for files that a command has just written, which then asks what became of it.
+struct ByItself {
+    gpu: u32,
+    is_drained: bool,
+    bytes: u64,
+    took: Duration,
+    at: Instant,
+}
+
+static BY_ITSELF: Mutex<Vec<ByItself>> = Mutex::new(Vec::new());
 
 /// When the files were looked at last without a word from anybody.
 static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
@@ -67,13 +75,17 @@ pub fn look() -> Option<Duration> {
     let seen = std::mem::take(&mut *SEEN.lock());
     for (gpu, is_drained) in seen {
         let done = if is_drained {
-            vacate::drain(gpu, until, &|| true, &mut |_, _| {})
+            let done = vacate::drain(gpu, until, &|| true, &mut |_, _| {});
+            if settles_still(&done) {
+                SEEN.lock().insert(gpu, true);
+            }
+            done
         } else {
             bring_home::come_back(gpu, true, until, &|| true, &mut |_, _| {})
         };
         let mut all = BY_ITSELF.lock();
-        all.retain(|(known, .., at)| *known != gpu && at.elapsed() < PATIENCE);
-        all.push((gpu, is_drained, done.moved, Instant::now()));
+        all.retain(|known| known.gpu != gpu && known.at.elapsed() < PATIENCE);
+        all.push(ByItself { gpu, is_drained, bytes: done.moved, took: done.took, at: Instant::now() });
     }
     // What the program frees there goes at once, and does not wait for `GPUPOOL_IDLE`.
     let mut any = false;
@@ -85,6 +97,11 @@ pub fn look() -> Option<Duration> {
     }
     // Whoever rang in between may have meant that.
     (any || !is_due).then_some(PERIOD)
+}
+
+/// Whether it did not leave because other memory was on its way to the host: it leaves behind that.
+fn settles_still(done: &Vacated) -> bool {
+    done.rest.iter().any(|rest| rest.cause == vacate::SETTLING)
 }
 
 fn held_at(gpu: u32) -> bool {
@@ -110,9 +127,9 @@ pub fn drain(
     let faster = || format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu));
     let Some((ordinal, _)) = seen_as(gpu, true, faster)? else { return Ok(Vacated::default()) };
     let mut done = vacate::drain(ordinal, deadline, is_wanted, progress);
-    done.moved += by_itself(ordinal, true);
+    with_by_itself(&mut done, ordinal, true);
     // The files say it still, whoever waits for it or does not.
-    if !is_wanted() {
+    if !is_wanted() || settles_still(&done) {
         SEEN.lock().insert(ordinal, true);
     }
     Ok(done)
@@ -131,19 +148,21 @@ pub fn undrain(
     let still = "the GPU is still drained for it: somebody else said so (root, or a gpupool drain just now), or a file of that name is left";
     let Some((ordinal, is_news)) = seen_as(gpu, false, || still.to_owned())? else { return Ok(Vacated::default()) };
     let mut done = bring_home::come_back(ordinal, is_news, deadline, is_wanted, progress);
-    done.moved += by_itself(ordinal, false);
+    with_by_itself(&mut done, ordinal, false);
     Ok(done)
 }
 
-/// Bytes that moved for this command before it had asked, since the files said it already.
-fn by_itself(gpu: u32, is_drained: bool) -> u64 {
+/// Adds what moved for this command before it had asked, since the files said it already, and how long that took.
+fn with_by_itself(done: &mut Vacated, gpu: u32, is_drained: bool) {
     let mut all = BY_ITSELF.lock();
-    let is_of = |(known, drained, _, at): &(u32, bool, u64, Instant)| {
-        (*known, *drained) == (gpu, is_drained) && at.elapsed() < PATIENCE
+    let is_of = |known: &&ByItself| {
+        known.gpu == gpu && known.is_drained == is_drained && known.at.elapsed() < PATIENCE && known.bytes > 0
     };
-    let bytes = all.iter().find(|done| is_of(done)).map_or(0, |done| done.2);
-    all.retain(|(known, ..)| *known != gpu);
-    bytes
+    if let Some(before) = all.iter().find(is_of) {
+        done.moved += before.bytes;
+        done.took += before.took;
+    }
+    all.retain(|known| known.gpu != gpu);
 }
 
 /// The number of this GPU, about which the files are to say so; whoever asked does now what is to be done. `None`: it is not one of the pool's.

@@ -195,7 +195,7 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
         away = coming_back::not_back(opened, &away);
     }
     let total: u64 = away.iter().map(Parted::bytes).sum();
-    let (mut moved, mut stayed) = (0, 0);
+    let (mut moved, mut stayed, mut any_moved) = (0, 0, false);
     let mut why = "there is no room for it".to_owned();
     let mut alone = Alone::patient(BREATH);
     while !away.is_empty() {
@@ -228,9 +228,13 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
             if let Some(Why { text, .. }) = cause {
                 why = text;
             }
-            left.extend(coming_back::not_back(opened, &next));
-            moved += came;
-            stayed += not;
+            let not_back = coming_back::not_back(opened, &next);
+            // What came to another GPU has not come back.
+            let elsewhere = not_back.iter().map(Parted::bytes).sum::<u64>().max(not);
+            left.extend(not_back);
+            any_moved |= came > 0;
+            moved += came.saturating_sub(elsewhere - not);
+            stayed += elsewhere;
             progress(moved + stayed, total);
         }
         drop(held);
@@ -243,7 +247,7 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     // Whoever asks once more finds it.
     away.extend(left);
     away::came(gpu, &known, &away);
-    if moved > 0 {
+    if any_moved {
         told_anew();
     }
     if stayed > 0

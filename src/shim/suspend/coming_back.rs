@@ -141,20 +141,33 @@ fn put_down(opened: &Opened) -> Vec<Wish> {
     wishes
 }
 
-/// What of this lies neither where it lay nor at home now, which is never worse.
+/// What of this lies neither where it lay nor at home now, which is never worse: of each block the parts for which that is so.
 pub fn not_back(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
     let blocks: BTreeMap<u64, (u64, u32)> =
         opened.pool.stretches().iter().map(|(block, _)| (block.address, (block.id, block.home))).collect();
     let own = by_hand::all();
-    let is_away = |parted: &&Parted| match **parted {
-        Parted::Pooled { block, start, address, bytes, from } => {
-            let Some((_, home)) = blocks.get(&start).filter(|(id, _)| *id == block) else { return false };
-            let is_there = |piece: &Piece<Physical>| piece.place == from || piece.place == Place::Gpu(*home);
-            !opened.pool.pieces(address, bytes).iter().all(is_there)
+    let away = |parted: &Parted| -> Vec<Parted> {
+        match *parted {
+            Parted::Pooled { block, start, address, bytes, from } => {
+                let Some((_, home)) = blocks.get(&start).filter(|(id, _)| *id == block) else { return Vec::new() };
+                let is_away = |piece: &&Piece<Physical>| piece.place != from && piece.place != Place::Gpu(*home);
+                let mut ranges: Vec<(u64, u64)> = Vec::new();
+                for piece in opened.pool.pieces(address, bytes).iter().filter(is_away) {
+                    match ranges.last_mut() {
+                        Some((_, end)) if *end == piece.address => *end += piece.bytes,
+                        _ => ranges.push((piece.address, piece.address + piece.bytes)),
+                    }
+                }
+                let part = |(address, end)| Parted::Pooled { block, start, address, bytes: end - address, from };
+                ranges.into_iter().map(part).collect()
+            }
+            Parted::Own { address, from, .. } => {
+                let is_away = own.iter().any(|own| own.address == address && own.place != from);
+                is_away.then_some(*parted).into_iter().collect()
+            }
         }
-        Parted::Own { address, from, .. } => own.iter().any(|own| own.address == address && own.place != from),
     };
-    parted.iter().filter(|parted| matches!(parted.from(), Place::Gpu(_))).filter(is_away).copied().collect()
+    parted.iter().filter(|parted| matches!(parted.from(), Place::Gpu(_))).flat_map(away).collect()
 }
 
 /// What of this has not come back from where nothing of it is mapped.

@@ -481,17 +481,37 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         bell::changed();
     }
     if stayed > 0 && is_suspended {
+        let drained: Vec<String> =
+            away::gpus().into_iter().filter(|gpu| terms::is_drained(*gpu)).map(|gpu| format!("GPU {gpu}")).collect();
+        let (why, remedy) = if drained.is_empty() {
+            let remedy = format!(
+                "It comes back once there is room; gpupool resume {} has that tried at once",
+                std::process::id()
+            );
+            ("there is no room there".to_owned(), remedy)
+        } else {
+            let gpus = drained.join(", ");
+            let has_other = away::gpus().len() > drained.len();
+            let rest = if has_other { ", and of other GPUs there is no room" } else { "" };
+            let is = if drained.len() > 1 { "are" } else { "is" };
+            (
+                format!("{gpus} {is} drained{rest}"),
+                "What was on a drained GPU comes back once that is undrained (gpupool undrain)".to_owned(),
+            )
+        };
         tracing::warn!(
             target: "gpupool::memory", about = "suspend",
-            "{} could not come back to its GPU when the program was resumed, because there is no room there; it lies far from where it is \
-             used, and all of it is right. It comes back once there is room; gpupool resume {} has that tried at once",
-            format_size(stayed),
-            std::process::id()
+            "{} could not come back to its GPU when the program was resumed, because {why}; it lies on another GPU or on the host, far from where it is \
+             used, and all of it is right. {remedy}",
+            format_size(stayed)
         );
     }
     log::emit(|| {
         let event = ProgramResume { bytes: moved, stayed, microseconds: done.took.as_micros() as u64 };
-        (event, format!("resumed: {} came back, {} did not", format_size(moved), format_size(stayed)))
+        (
+            event,
+            format!("resumed: {} came back, {} did not, and lie elsewhere", format_size(moved), format_size(stayed)),
+        )
     });
     Ok(done)
 }
@@ -523,7 +543,7 @@ fn settled(deadline: Instant) -> Result<MutexGuard<'static, Option<Suspended>>, 
     let mut state = STATE.try_lock_until(deadline).ok_or(BUSY)?;
     while state.as_ref().is_some_and(|state| state.settles.is_some()) {
         if Instant::now() >= deadline {
-            return Err("its memory is on its way to the host, since another program needs its GPU".to_owned());
+            return Err(vacate::SETTLES.to_owned());
         }
         settle_in(&mut state, Instant::now() + SLICE)?;
     }
@@ -631,15 +651,21 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         (Some(opened), Some(driver)) => coming_back::come_back(opened, driver, &held, parted, put.as_ref(), progress),
         _ => Ok((0, 0)),
     };
+    let mut elsewhere = 0;
     if let (Ok(_), Some(opened)) = (&back, open::opened()) {
         let left = coming_back::not_back(opened, &left);
+        elsewhere = left.iter().map(Parted::bytes).sum();
         if left.is_empty() {
             terms::forget_free();
         }
         bring_home::remember(left);
     }
     let (moved, stayed) = match back {
-        Ok(back) => back,
+        // What came to another GPU than it was on is of use there, but has not come back: it is missed where it was, and comes there once that has room.
+        Ok((moved, stayed)) => {
+            let away = elsewhere.max(stayed);
+            (moved.saturating_sub(away - stayed), away)
+        }
         Err((why, parted)) => {
             *state = Some(Suspended { held, parted, put, settles: None });
             drop(state);

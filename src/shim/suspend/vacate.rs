@@ -38,6 +38,11 @@ pub(super) const SHORT_BREATH: Duration = Duration::from_millis(20);
 /// Bytes a second of host memory that the driver makes (H200; RESULTS.md).
 const HOST_IS_MADE: f64 = 3.4e9;
 
+/// Why something stays that leaves once other memory is the host's, for the log.
+pub const SETTLING: &str = "settling";
+/// The same in words.
+pub(super) const SETTLES: &str = "its memory is on its way to the host, since another program needs its GPU";
+
 /// What a GPU still has of this process, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rest {
@@ -290,6 +295,16 @@ fn leave_in(
         let until = deadline.min(Instant::now() + SLICE);
         let (mut parted, mut stayed, mut put) = (Vec::new(), Vec::new(), None);
         if !hurries && state.as_ref().is_some_and(|state| state.settles.is_some()) {
+            // Nobody waits for a GPU so much that this could not wait for what is on its way to the host; behind that it goes as anything else.
+            if !matches!(which, Which::Given { .. }) {
+                if Instant::now() >= deadline || !is_wanted() {
+                    return (moved, vec![(there, Why { cause: SETTLING, text: SETTLES.to_owned() })]);
+                }
+                if let Err(text) = super::settle_in(state, until) {
+                    return (moved, vec![(there, Why { cause: "room", text })]);
+                }
+                continue;
+            }
             // There is room on the host for what waits for it, and nobody knows how much more.
             let host = Why { cause: "room", text: "the host has no room for it".to_owned() };
             return (moved, vec![(there, full_peers.map_or(host.clone(), |peers: Why| peers.and(host)))]);
