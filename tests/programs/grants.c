@@ -94,7 +94,7 @@ int main(void)
         Call call = {.context = first.context, .of = changes[i]};
         make_and_hold(changes[i], &first, busy);
         begin_call(&call);
-        int returned = has_returned(&call, changes[i] == &grant);
+        int returned = has_returned(&call, 1);
         end_call(&call, busy);
         printf("%s, while a kernel is held on %s: waits: %s\n", changes[i]->what, busy->name, returned ? "no" : "yes");
         tell_access("now");
