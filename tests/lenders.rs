@@ -300,10 +300,7 @@ fn a_helper_that_ends_at_once_is_told_and_not_started_again_at_every_look() {
     fs::copy(library("libgpupool.so"), &alone).unwrap_or_else(|e| panic!("{e}"));
     // One of a version that has no such command.
     let command = folder.join("gpupool");
-    fs::write(&command, format!("#!/bin/sh\necho started >>{}/starts\nexit 2\n", folder.display()))
-        .unwrap_or_else(|e| panic!("{e}"));
-    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(&command, executable).unwrap_or_else(|e| panic!("{e}"));
+    harness::script(&command, &format!("#!/bin/sh\necho started >>{}/starts\nexit 2\n", folder.display()));
     let run = machine.lent();
     let mut program = machine.program(run.preload(alone));
     program.ask("allocate 400");

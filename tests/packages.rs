@@ -157,8 +157,7 @@ fn the_wheel_has_these_files_and_a_second_one_the_same_bytes() {
 fn what_is_for_every_linux_is_built_by_one_compiler_alone() {
     let folder = tempfile::tempdir().unwrap();
     let (compiler, out) = (folder.path().join("rustc"), folder.path().join("package"));
-    fs::write(&compiler, "#!/bin/sh\necho 'rustc 1.80.0 (051478957 2024-07-21)'\n").unwrap();
-    made(Command::new("chmod").arg("+x").arg(&compiler));
+    harness::script(&compiler, "#!/bin/sh\necho 'rustc 1.80.0 (051478957 2024-07-21)'\n");
     let mut script = Command::new(repository().join("scripts/package.sh"));
     let said = script.env("RUSTC", &compiler).env("GPUPOOL_PACKAGE_OUTPUT", &out).output().unwrap();
     assert_eq!(said.status.code(), Some(1), "{said:?}");

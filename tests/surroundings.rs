@@ -2,7 +2,7 @@
 //! has much to say, they get what they get bare.
 
 use gpupool_events::Event;
-use harness::{Build, Output, Run, driver_folder, library};
+use harness::{Build, Output, Run, copy_program, driver_folder, library};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 
@@ -41,7 +41,7 @@ fn a_program_with_the_rights_of_its_file_is_left_alone_whatever_its_environment_
     let (program, log) = (folder.path().join("program"), folder.path().join("log"));
     let verdicts = folder.path().join("verdicts");
     fs::create_dir(&verdicts).unwrap();
-    fs::copy(linked.path(), &program).unwrap();
+    copy_program(&linked.path(), &program);
     let go = || {
         let run = Run::command(&program).sim("1x1GiB").env("GPUPOOL_LOG_FILE", &log).env("GPUPOOL_VERDICTS", &verdicts);
         let output = run.env("GPUPOOL_SUMMARY", "on").go();

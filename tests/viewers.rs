@@ -686,12 +686,7 @@ fn pages_that_cannot_be_read_are_named_once_and_the_others_are_told_of() {
 fn a_program_with_a_hostile_name_is_one_process_with_a_name() {
     let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
     let path = folder.path().join("a\"} 1\nevil{b=\"\\\x1b[31m");
-    // A copy only where no link can be: a test beside this one that starts a program meanwhile has a copy open for writing for a moment,
-    // and then it cannot run.
-    let agent = harness::program("agent");
-    std::fs::hard_link(&agent, &path)
-        .or_else(|_| std::fs::copy(&agent, &path).map(drop))
-        .unwrap_or_else(|e| panic!("{e}"));
+    harness::copy_program(&harness::program("agent"), &path);
     let mut program = Run::command(&path).sim("2x1GiB").shim().env("GPUPOOL_HOST_LIMIT", "0").start(None);
     program.ask("init");
     program.ask("allocate 64");

@@ -14,8 +14,7 @@ fn path(then: Option<&str>) -> TempDir {
     if let Some(then) = then {
         let script = folder.path().join("criu");
         let told = folder.path().join("told");
-        std::fs::write(&script, format!("#!/bin/sh\necho \"$@\" >> {}\n{then}\n", told.display())).unwrap();
-        std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
+        harness::script(&script, &format!("#!/bin/sh\necho \"$@\" >> {}\n{then}\n", told.display()));
     }
     folder
 }

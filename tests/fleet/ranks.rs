@@ -36,11 +36,11 @@ fn ranks_that_no_launcher_tells_of_keep_to_their_own_gpus() {
 fn programs_that_only_look_like_ranks_lend_each_other_their_gpus() {
     let renamed = tempfile::tempdir().unwrap();
     let renamed = renamed.path().join("another");
-    std::fs::copy(harness::program("neighbour"), &renamed).unwrap();
+    harness::copy_program(&harness::program("neighbour"), &renamed);
     // Two scripts of one interpreter.
     let folder = tempfile::tempdir().unwrap();
     let python = folder.path().join("python3");
-    std::fs::copy(harness::program("neighbour"), &python).unwrap();
+    harness::copy_program(&harness::program("neighbour"), &python);
     let server = std::process::id().to_string();
     for is in
         ["another session", "another parent", "another program", "another script", "another notebook", "another kernel"]
@@ -97,7 +97,7 @@ fn programs_that_only_look_like_ranks_lend_each_other_their_gpus() {
 fn one_script_that_an_interpreter_runs_twice_is_ranks_of_one_job_and_says_why_memory_lies_on_the_host() {
     let folder = tempfile::tempdir().unwrap();
     let python = folder.path().join("python3");
-    std::fs::copy(harness::program("neighbour"), &python).unwrap();
+    harness::copy_program(&harness::program("neighbour"), &python);
     let machine = Machine::new("2x320MiB");
     let rank = |list: &str| {
         let run = machine.with_priority(Run::command(&python).args("-u 0").arg(format!("--gpus={list}")), 50);

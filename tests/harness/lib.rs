@@ -12,6 +12,7 @@
 mod artifacts;
 mod compile;
 mod eventually;
+mod executable;
 mod output;
 mod pages;
 mod routes;
@@ -22,6 +23,7 @@ mod traced;
 pub use artifacts::{artifact_folder, driver_folder, driver_folder_with_nvml, driver_without, library, repository};
 pub use compile::{Build, program};
 pub use eventually::eventually;
+pub use executable::{copy_program, script};
 pub use output::Output;
 pub use pages::{at_work, folder_of_pages, goes_on, page_of, pages};
 pub use routes::{Route, hooks};

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::ptr::null_mut;
 
@@ -103,6 +103,14 @@ impl Bench {
         gpupool.args([command, library]).arg(self.library()).args(flags).arg("--");
         gpupool
     }
+}
+
+/// Writes a script that everybody may run. Another process does, as in the harness of the library's tests: a child that a thread beside this
+/// one starts holds our descriptors for a moment, and what is open for writing cannot be run.
+pub fn script(path: &Path, text: &str) {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"printf %s "$1" >"$0" && chmod 755 "$0""#]).arg(path).arg(text);
+    assert!(command.status().is_ok_and(|status| status.success()), "{command:?}");
 }
 
 /// Runs to the end.

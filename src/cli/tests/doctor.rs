@@ -16,12 +16,8 @@ fn simulated(bench: &Bench, machine: &[&str], python: &str, arguments: &[&str]) 
 }
 
 fn complete(bench: &Bench, command: &mut Command, python: &str, arguments: &[&str]) {
-    use std::os::unix::fs::PermissionsExt;
     let interpreter = bench.path("python3");
-    let executable = std::fs::Permissions::from_mode(0o755);
-    let written = std::fs::write(&interpreter, format!("#!/bin/sh\necho '{python}'\n"));
-    let written = written.and_then(|()| std::fs::set_permissions(&interpreter, executable));
-    written.unwrap_or_else(|error| panic!("{}: {error}", interpreter.display()));
+    crate::common::script(&interpreter, &format!("#!/bin/sh\necho '{python}'\n"));
     let path = format!("{}:{}", bench.path("").display(), std::env::var("PATH").unwrap_or_default());
     command.args(["doctor", "--library"]).arg(bench.library()).args(arguments).env("PATH", path);
     command.env_remove("CUDA_VISIBLE_DEVICES");

@@ -1,16 +1,12 @@
 //! `gpupool kernel install`: what Jupyter finds then, and what is refused.
 
-use std::os::unix::fs::PermissionsExt;
-
 use crate::common::{gpupool, output, stderr, stdout};
 
 /// A Python with ipykernel, or one without.
 fn python(folder: &std::path::Path, has_it: bool) -> std::path::PathBuf {
     let path = folder.join(if has_it { "python with it" } else { "bare" });
     let script = format!("#!/bin/sh\n[ \"$2\" = \"import ipykernel\" ] && {has_it}\n");
-    let made = std::fs::write(&path, script)
-        .and_then(|()| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)));
-    made.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    crate::common::script(&path, &script);
     path
 }
 

@@ -332,17 +332,11 @@ fn a_program_with_a_sanitizer_of_its_own_starts() {
         assert_eq!((stdout(&direct).as_str(), direct.status.code()), ("ran\n", Some(5)), "{}", stderr(&direct));
         // Through a script, and from the search path.
         let script = bench.path("script");
-        std::fs::write(&script, format!("#!{}\n", program.display())).unwrap();
-        make_executable(&script);
+        crate::common::script(&script, &format!("#!{}\n", program.display()));
         let path = format!("{}:{}", bench.path("").display(), std::env::var("PATH").unwrap());
         let found = output(bench.gpupool("run", &[]).arg("script").env("PATH", path));
         assert_eq!((stdout(&found).as_str(), found.status.code()), ("ran\n", Some(5)), "{}", stderr(&found));
     }
-}
-
-fn make_executable(path: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    made(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)));
 }
 
 #[test]
