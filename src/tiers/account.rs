@@ -7,7 +7,8 @@
 //! - Out go what moves took, and what launches took more. A launch of which nothing was measured is charged for reading its operands
 //!   [`UNKNOWN`](crate::kinds::UNKNOWN) times.
 //! - Of the balance, as much is **reserved** as bringing everything back would take that was near at first and is far now, and what launches may lose by
-//!   it until it comes back: a quarter of that ([`Extent::is_due`](crate::extents::Extent::is_due)).
+//!   it until it comes back: a quarter of that ([`Extent::is_due`](crate::extents::Extent::is_due)). Of what cycles that use all memory show to lose little, only what it loses in eight of
+//!   them: until then its way back is earned ([`Extents::keep_at_most`](crate::extents::Extents::keep_at_most)).
 //!
 //! Two rules keep the balance at or above the reserve. Memory moves only if what is free pays for the move and for the way back of
 //! what leaves; and a launch that may lose more than what is free has those of its operands brought back first by which launches have lost that quarter. The reserve

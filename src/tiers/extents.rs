@@ -49,6 +49,8 @@ pub struct Extent {
     lost_ns: f64,
     /// What of it is in [`Extents::displaced`].
     counted: i64,
+    /// Nanoseconds that are kept at most for each byte of it that has left ([`Extents::keep_at_most`]).
+    most_kept: Option<f64>,
     /// Where most of its far bytes are; if none are, where they last were.
     pub place: u8,
     /// The cycle before which it is not moved again, after somebody could not.
@@ -159,13 +161,14 @@ impl Extent {
     }
 
     /// Nanoseconds that are kept for it: to bring back what was near at first, and what launches may lose until then.
-    fn kept_ns(&self) -> f64 {
-        self.kept_if(self.back_ns)
+    pub fn kept_ns(&self) -> f64 {
+        self.kept_if(self.back_ns, self.counted.max(0) as u64)
     }
 
-    /// The same if bringing it back took so long.
-    pub fn kept_if(&self, back_ns: f64) -> f64 {
-        back_ns + (RENT * back_ns - self.lost_ns).max(0.0)
+    /// The same if bringing it back took so long, and so many bytes were far that were near at first.
+    pub fn kept_if(&self, back_ns: f64, displaced: u64) -> f64 {
+        let all = back_ns + (RENT * back_ns - self.lost_ns).max(0.0);
+        all.min(self.most_kept.unwrap_or(f64::INFINITY) * displaced as f64)
     }
 
     /// Once a launch has lost so much more by what is far of it and was near at first, launches have lost as much in all as they may before that comes back ([`RENT`]).
@@ -280,6 +283,7 @@ impl Extents {
             back_ns: 0.0,
             lost_ns: 0.0,
             counted: 0,
+            most_kept: None,
             place: 0,
             stays_until: 0,
             stays: 0,
@@ -522,6 +526,17 @@ impl Extents {
     /// What it would take more if so many bytes more were displaced.
     pub fn room_ns(&self, change: i64) -> f64 {
         (1.0 + RENT) * self.swap_ns * ((-self.displaced - change).max(0) - (-self.displaced).max(0)) as f64
+    }
+
+    /// For what has left no more is kept than so many nanoseconds a byte, by its slot: what it loses in as many cycles as it takes to earn its way back. Where nobody
+    /// knows what it loses, all of that way is.
+    pub fn keep_at_most(&mut self, most: impl Fn(u32, &Extent) -> Option<f64>) {
+        let mut all = 0.0;
+        for (slot, extent) in (0..).zip(&mut self.slots).filter(|(_, extent)| extent.lives) {
+            extent.most_kept = most(slot, extent);
+            all += extent.kept_ns();
+        }
+        self.kept_ns = all;
     }
 
     /// Asks where everything lies that has moved or is new.

@@ -111,7 +111,7 @@ impl Tiers {
                 while room + bytes_out < wanted {
                     let Some((loss, next)) = victim.last_mut() else {
                         let Some((loss, slot)) = near.next() else { break 'far };
-                        let unsure = self.timeline.unsure.get(slot as usize).is_some_and(|unsure| *unsure);
+                        let unsure = self.timeline.is_unsure(slot);
                         for mut unit in units(&self.extents, slot, None, at) {
                             let loss = if unit.is_whole { mean(unit.range) } else { loss };
                             if unsure {

@@ -20,6 +20,9 @@
 //!   a swap in the middle of a cycle; the victim is then what the cycle needs last.
 //! - **A stop is made for more than one launch.** Where the launches behind the last one of the same kind are known (`ahead.rs`), what they read
 //!   often comes in the same swap, in place of what none of them uses.
+//! - **Where a framework gives the same things other addresses in each cycle**, as PyTorch's cache does with a step's results, what an address was used for says little, and what is
+//!   never given anew says much: the state of an optimizer is read once a step, whatever else the step does. So where a cycle uses all memory, what it reads seldom leaves first, some of it
+//!   ahead of what comes next, and no more is kept for its way back than it loses in eight cycles.
 //! - **Bytes are chosen by density**, gain a cycle for each byte. An extent is read as a whole, so its bytes are worth the same, and
 //!   part of it can be moved: greedy is exact but for the last frame.
 //! - **What was so for n cycles is expected to last n more.** A swap has to pay within as many, at most 32 at an idle point and 8

@@ -252,7 +252,7 @@ impl Tiers {
             let Some(extent) = self.extents.get(*slot) else { return 0.0 };
             let displaced = (extent.displaced() + bytes).max(0) as u64;
             let back_ns = if displaced == 0 { 0.0 } else { self.settings.links.back_ns(extent.place, displaced) };
-            extent.kept_if(back_ns) - extent.kept_if(extent.back_ns)
+            extent.kept_if(back_ns, displaced) - extent.kept_ns()
         };
         let change = swap.bytes_out() as i64 - swap.bytes_in() as i64;
         let reserve = slots.iter().map(reserve).sum::<f64>() + self.extents.room_ns(change);

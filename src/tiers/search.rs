@@ -19,6 +19,12 @@ const AT_STAKE: u64 = 8;
 /// A stop is worth sparing where it takes at least as long as copying so much, in and out. Beside the host it does not: what comes too early costs more there.
 const WORTH_SPARING: u64 = 8 << 20;
 
+/// Bytes that leave ahead of what comes next, about, and how many times as much as it loses in a cycle bringing each back has to take.
+const ROOM_AHEAD: u64 = 1 << 30;
+const SELDOM: f64 = 4.0;
+/// Pieces that are looked at for that.
+const MOST_AHEAD: usize = 64;
+
 /// Cycles within which a swap before a launch, which is waited for, has to pay, at most; never more than were seen so far.
 const SOON: u32 = 8;
 
@@ -203,6 +209,7 @@ impl Tiers {
         let own = search.swap.clone();
         if !own.near.is_empty() {
             search.bring_along();
+            search.make_room_ahead();
         }
         let swap = search.swap;
         // Memory is made for it beside what the device still has to do.
@@ -279,6 +286,39 @@ impl<A: Whereabouts, U: Fn(u32) -> bool> Search<'_, A, U> {
         }
     }
 
+    /// And what a cycle reads seldom leaves for what comes next: that finds room then, and its stop is as short as it can be.
+    fn make_room_ahead(&mut self) {
+        let Some(place) = self.swap.far.first().map(|(_, place)| *place) else { return };
+        if !self.tiers.is_elsewhere() || !self.tiers.knows_all() {
+            return;
+        }
+        let is_cheap = |loss: Loss| SELDOM * loss.loss <= self.back && loss.until >= self.spared;
+        for _ in 0..MOST_AHEAD {
+            let Some(victim) = self.victims.first().filter(|_| self.room < ROOM_AHEAD) else { return };
+            let slot = victim.slot;
+            let near = victim.units.get_or_insert_with(|| units(&self.tiers.extents, slot, None, self.at));
+            let (own, near) = (victim.loss, near.last().copied());
+            if !is_cheap(own) {
+                return;
+            }
+            let Some(near) = near.filter(|near| near.range.bytes() <= self.affordable) else {
+                self.victims.skip();
+                continue;
+            };
+            let loss = if near.is_whole { self.loss_with_chunk(near.range, slot, own) } else { Some(own) };
+            if !loss.is_some_and(is_cheap) || self.risk(slot, place) < near.range.bytes() {
+                self.victims.pop_unit();
+                continue;
+            }
+            let Some(goes) = self.victims.take(near.range.bytes()) else { return };
+            if self.swap.far.iter().all(|(other, _)| other.meet(&goes).bytes() == 0) {
+                self.room += goes.bytes();
+                self.affordable -= goes.bytes();
+                self.swap.far.push((goes, place));
+            }
+        }
+    }
+
     fn find_victims(&mut self) {
         let Tiers { extents, cycles, .. } = self.tiers;
         let mut victims: Vec<Victim> = extents
@@ -320,6 +360,10 @@ impl<A: Whereabouts, U: Fn(u32) -> bool> Search<'_, A, U> {
             && let Some(until) = extent.next_use(tiers.cycle.position)
         {
             let until = (until as u32).max(self.ahead.launches);
+            // What a cycle reads seldom may stay away, whatever address the rest is given in each: the state of an optimizer and not the results of a layer.
+            if away < self.back && tiers.knows_all() && !tiers.timeline.is_unsure(slot) {
+                return Loss { loss: away, away, until };
+            }
             return Loss { loss: self.back, away: away.max(self.back), until };
         }
         // Without a cycle: what was not used for long, and is used seldom.
@@ -452,7 +496,7 @@ impl<A: Whereabouts, U: Fn(u32) -> bool> Search<'_, A, U> {
 
     /// Bytes of it that may leave: the first to read it from afar may read it often, and how often is known after that.
     fn risk(&self, slot: u32, place: u8) -> u64 {
-        if !self.tiers.timeline.unsure.get(slot as usize).is_some_and(|unsure| *unsure) {
+        if !self.tiers.timeline.is_unsure(slot) {
             return u64::MAX;
         }
         let bytes = self.tiers.account.free() / EXPLORE / f64::from(UNKNOWN) * self.links.link(place).kernel;

@@ -30,6 +30,8 @@ const AHEAD: u64 = 256;
 const WORTH_HEARING: f32 = 1_000_000.0;
 /// What is charged for what a launch's time leaves room for: that is measured to within so much.
 const CERTAIN: f32 = 1.0 + operands::TOLD;
+/// Cycles within which it can be paid to bring something back that loses less in them than that takes.
+const EARNED: f64 = 8.0;
 /// Cycles after which what is learnt is looked at only now and then.
 const LEARNT: u32 = 16;
 
@@ -670,7 +672,17 @@ impl Tiers {
             self.extents.forget_borders(self.cycles);
         }
         self.learnt = self.cycle.position;
+        let (timeline, links) = (&self.timeline, &self.settings.links);
+        self.extents.keep_at_most(|slot, extent| {
+            let is_known = timeline.is_all() && !timeline.is_unsure(slot) && extent.density > 0.0;
+            is_known.then(|| EARNED * f64::from(extent.density) / links.link(extent.place).kernel)
+        });
         self.refresh_all(at);
+    }
+
+    /// What cycles show holds for all memory: they use nearly all of it, and the program does now what it does in them.
+    pub(crate) fn knows_all(&self) -> bool {
+        self.timeline.is_all() && self.strange <= 0.5
     }
 
     /// The program does something else than what was learnt last.

@@ -4,6 +4,8 @@ use crate::cycle::Cycle;
 use crate::extents::Extents;
 use crate::kinds::{Basis, Kinds};
 
+/// Which part of the memory that launches have used a cycle has to use, so that what it shows holds for all of it.
+const ALL: f64 = 0.95;
 /// Uses that are kept; 12 bytes each.
 const MOST: usize = 1 << 20;
 
@@ -29,9 +31,12 @@ pub struct Timeline {
     /// The same if a use cost no more than bringing what it reads, `most` passes.
     pub visits: Vec<f32>,
     /// Whether launches use it of which nothing was measured.
-    pub unsure: Vec<bool>,
+    unsure: Vec<bool>,
     /// Whether launches of such a function and shape are in it, by their number among [`Kinds`].
     shapes: Vec<bool>,
+    /// Nearly all memory that any launch has used is used in the cycle. Where part of it rests for some cycles, as what a language model reads with while it
+    /// writes, what a cycle reads of it says nothing of when it is needed again.
+    uses_all: bool,
     /// Bytes that its launches name.
     pub bytes: u64,
     /// The most launches between two uses of the same slot.
@@ -81,6 +86,12 @@ impl Timeline {
                 count += 1;
             }
         }
+        let (mut known, mut used) = (0, 0);
+        for (slot, extent) in extents.live().filter(|(_, extent)| extent.last > 0) {
+            known += extent.range.bytes();
+            used += if self.begins[slot as usize + 1] > 0 { extent.range.bytes() } else { 0 };
+        }
+        self.uses_all = used as f64 >= ALL * known as f64;
         self.entries.clear();
         self.longest = self.length as u32 + 1;
         if count > MOST {
@@ -136,6 +147,16 @@ impl Timeline {
     /// Whether it is a cycle that comes again.
     pub fn is_cycle(&self) -> bool {
         self.repeats && self.length > 0
+    }
+
+    /// Whether it is a cycle that comes again and uses nearly all memory.
+    pub fn is_all(&self) -> bool {
+        self.is_cycle() && self.uses_all
+    }
+
+    /// Whether the cycle has launches of which nothing was measured that use this.
+    pub fn is_unsure(&self, slot: u32) -> bool {
+        self.unsure.get(slot as usize).is_some_and(|unsure| *unsure)
     }
 
     /// Whether launches of this function and shape are in the cycle.
