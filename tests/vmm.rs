@@ -44,6 +44,22 @@ fn a_handle_that_does_not_fit_lies_on_the_next_gpu_with_the_right_data() {
     run.warns("20.0 MiB of all that was allocated lay outside the GPU that asked for it");
 }
 
+/// As blocks that were never freed; what was released counts as long as it is mapped.
+#[test]
+fn what_was_never_released_is_told_at_the_end() {
+    for (steps, live) in [("c:30 c:20 m:1 c:10 r:2", (2, 50)), ("c:20 m:0 r:0", (1, 20)), ("c:20 m:0 r:0 u:0", (0, 0))]
+    {
+        let run = shim(steps).go();
+        let told = run.succeeds().event("process.exit", |event| match event {
+            Event::ProcessExit(exit) => Some((exit.live_handles, exit.live_handle_bytes >> 20, exit.live_blocks)),
+            _ => None,
+        });
+        assert_eq!(told, (live.0, live.1, 0), "{steps}");
+    }
+    let run = shim("c:30 c:20 c:20 r:1").go();
+    run.warns("40.0 MiB of all that was allocated lay outside the GPU that asked for it when it was; at the end 20.0 MiB in use did");
+}
+
 /// What the program has for a handle is a number of gpupool's.
 #[test]
 fn calls_that_bind_memory_get_the_driver_s_handle() {

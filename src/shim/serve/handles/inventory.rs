@@ -175,6 +175,17 @@ pub struct OwnPiece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub start: u64,
+/// What there is of the program's own memory, mapped or not; not what other processes made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Handles.
+    pub count: u64,
+    /// Bytes behind them.
+    pub bytes: u64,
+    /// As much of that lies elsewhere than on the GPU that it was asked for on.
+    pub far: u64,
+}
+
     pub bytes: u64,
     pub origin: Origin,
     pub place: Place,
@@ -794,6 +805,19 @@ impl Inventory {
     pub fn is_readable(&self, address: u64, gpu: u32) -> bool {
         let location = Location::of(Place::Gpu(gpu));
         let Some((_, mapping)) = self.mapping_at(address) else { return false };
+    /// What there is of the program's own memory.
+    pub fn live(&self) -> Live {
+        let mut live = Live::default();
+        for memory in self.memory.values() {
+            let Origin::Asked(asked) = memory.origin else { continue };
+            live.count += 1;
+            live.bytes += memory.bytes();
+            let far = memory.parts.iter().filter(|part| part.place != Place::Gpu(asked) && !part.place.is_stored());
+            live.far += far.map(|part| part.bytes).sum::<u64>();
+        }
+        live
+    }
+
         let mut known = mapping.granted.iter().chain(&mapping.widened);
         // Of `CUmemAccess_flags`, the lowest bit is the right to read.
         known.any(|known| known.location == location && known.flags & 1 != 0)
