@@ -93,6 +93,17 @@ static void tell(int i)
         CHECK(cuMemGetAddressRange_v2(&base, &bytes, own[i].address + own[i].bytes - 1));
         REQUIRE(base == own[i].address && bytes == own[i].bytes);
         printf(", memory type %u of GPU %d, access", type, ordinal);
+        /* A handle is mapped in one piece, whichever of its bytes is asked about. */
+        for (int step = 0; step < 5; step++) {
+            CUdeviceptr at = step == 4 ? own[i].address + own[i].bytes - 1 : own[i].address + step * own[i].bytes / 4;
+            CHECK(cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, at));
+            CHECK(cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, at));
+            REQUIRE(base == own[i].address && bytes == own[i].bytes);
+            int of_mapping[] = {CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, CU_POINTER_ATTRIBUTE_MAPPING_SIZE};
+            base = bytes = 0;
+            CHECK(cuPointerGetAttributes(2, of_mapping, (void *[]){&base, &bytes}, at));
+            REQUIRE(base == own[i].address && bytes == own[i].bytes);
+        }
         for (int d = 0; d < devices; d++) {
             uint64_t flags = 9;
             CUmemLocation location = {ON_DEVICE, d};
