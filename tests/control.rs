@@ -334,6 +334,7 @@ made: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: g
 to GPU 1: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 0 gpu1 8 host 0
 to the host: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 0 gpu1 0 host 8
 written there, to GPU 0: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 0 host 0
+network adapters may reach it: 1
 where it is: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 0 host 0
 advised to GPU 1: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 0 gpu1 8 host 0
 released: 0, 0; wrong words 0, 0; used: gpu0 0 gpu1 8 host 0

@@ -1,7 +1,7 @@
 /*
  * own_memory STEP...: a script of a program with its own virtual memory management. Sizes are in MiB, I counts handles
  * from 0.
- *   g:N     work on GPU N, and ask for memory on it        c:SIZE  create a handle
+ *   g:N     work on GPU N, and ask for memory on it        c:SIZE  create a handle (k:SIZE: not to be exported)
  *   d:N     ask for memory on GPU N from where the work is
  *   C:SIZE  the same, asking for less and less until served (a tenth each time)     e:I  export it
  *   m:I     map it, for this GPU alone, and write it with a kernel
@@ -41,10 +41,11 @@ static void work_on(int ordinal)
     CHECK(cuCtxSetCurrent(contexts[device]));
 }
 
-static CUresult create(size_t mib)
+static CUresult create(size_t mib, int types)
 {
     REQUIRE(count < MOST);
     CUmemAllocationProp properties = on_device(device);
+    properties.handle_types = types;
     own[count].bytes = mib * MIB;
     own[count].device = device;
     CUresult result = cuMemCreate(&own[count].handle, own[count].bytes, &properties, 0);
@@ -92,7 +93,6 @@ static void tell(int i)
         size_t bytes;
         CHECK(cuMemGetAddressRange_v2(&base, &bytes, own[i].address + own[i].bytes - 1));
         REQUIRE(base == own[i].address && bytes == own[i].bytes);
-        printf(", memory type %u of GPU %d, access", type, ordinal);
         /* A handle is mapped in one piece, whichever of its bytes is asked about. */
         for (int step = 0; step < 5; step++) {
             CUdeviceptr at = step == 4 ? own[i].address + own[i].bytes - 1 : own[i].address + step * own[i].bytes / 4;
@@ -104,6 +104,7 @@ static void tell(int i)
             CHECK(cuPointerGetAttributes(2, of_mapping, (void *[]){&base, &bytes}, at));
             REQUIRE(base == own[i].address && bytes == own[i].bytes);
         }
+        printf(", memory type %u of GPU %d, access", type, ordinal);
         for (int d = 0; d < devices; d++) {
             uint64_t flags = 9;
             CUmemLocation location = {ON_DEVICE, d};
@@ -135,10 +136,11 @@ int main(int argc, char **argv)
             device = i;
             break;
         case 'c':
-            printf("create %zu: %d\n", value, create(value));
+        case 'k':
+            printf("create %zu: %d\n", value, create(value, argv[step][0] == 'c' ? POSIX_FD : 0));
             break;
         case 'C':
-            while (create(value) != CUDA_SUCCESS && value > 1)
+            while (create(value, POSIX_FD) != CUDA_SUCCESS && value > 1)
                 value = value * 9 / 10 & ~(size_t)1;
             printf("created %zu\n", value);
             break;
