@@ -105,7 +105,8 @@ typedef struct {
   uint64_t live_blocks;
   // Bytes it asked for in them.
   uint64_t live_bytes;
-  // The most that `live_bytes` ever was.
+  // The most that `live_bytes` ever was. It may be somewhat more where there were blocks under `GPUPOOL_MIN_SIZE`: threads take and free these
+  // without meeting, so that the most that each of them had, and the most that there was of larger blocks, are added up.
   uint64_t peak_live_bytes;
   // Bytes of physical memory that the pool holds on the GPUs: live blocks, and freed ones that it keeps.
   uint64_t held_on_gpus;
@@ -113,7 +114,8 @@ typedef struct {
   uint64_t held_on_host;
   // Blocks served so far.
   uint64_t allocations;
-  // Blocks served from freed memory so far.
+  // Blocks so far that took no new memory of the driver's: they were served from freed memory, or from what was left of memory that was taken
+  // for another block, as all but the first of many small ones.
   uint64_t reuses;
   // Bytes of blocks that were not on the GPU that asked when they were made, over the life of the process.
   uint64_t spilled_bytes;
