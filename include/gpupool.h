@@ -105,7 +105,8 @@ typedef struct {
   uint64_t live_blocks;
   // Bytes it asked for in them.
   uint64_t live_bytes;
-  // The most that `live_bytes` ever was.
+  // The most that `live_bytes` ever was. It may be somewhat more where there were blocks under `GPUPOOL_MIN_SIZE`: threads take and free these
+  // without meeting, so that the most that each of them had, and the most that there was of larger blocks, are added up.
   uint64_t peak_live_bytes;
   // Bytes of physical memory that the pool holds on the GPUs: live blocks, and freed ones that it keeps.
   uint64_t held_on_gpus;
@@ -113,7 +114,8 @@ typedef struct {
   uint64_t held_on_host;
   // Blocks served so far.
   uint64_t allocations;
-  // Blocks served from freed memory so far.
+  // Blocks so far that took no new memory of the driver's: they were served from freed memory, or from what was left of memory that was taken
+  // for another block, as all but the first of many small ones.
   uint64_t reuses;
   // Bytes of blocks that were not on the GPU that asked when they were made, over the life of the process.
   uint64_t spilled_bytes;
@@ -228,8 +230,9 @@ int gpupool_release_anchor(const void *pointer,
 // `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
 //
 // Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
-// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place. Other memory that the driver serves is
-// `GPUPOOL_NOT_POOLED`.
+// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place; so it is on plain memory of the process where
+// the driver places that, too (`CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`). All else is `GPUPOOL_NOT_POOLED`: other memory that the driver
+// serves, freed memory, an address where there is no memory, NULL, and a range that goes on behind the block of the pool that it begins in.
 // Returns 0, a `CUresult` or a `gpupool_error`.
 //
 // # Safety
@@ -258,8 +261,10 @@ int gpupool_advise(const void *pointer,
 // what the driver says of them stay the program's. Handles that another process made, of which one was given a descriptor, that
 // are mapped in part or that only one place can have are `GPUPOOL_STAYED`.
 //
-// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`. Other memory that the driver serves, as small
-// blocks for which the pool had no room, stays where it is: `GPUPOOL_NOT_POOLED`.
+// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`; plain memory of the process, too, where
+// the driver places that. Other memory that the driver serves, as small blocks for which the pool had no room, stays where it is:
+// `GPUPOOL_NOT_POOLED`, which is the answer, too, for freed memory, an address where there is no memory, NULL, and a range that goes on behind the
+// block of the pool that it begins in.
 // Returns 0, a `CUresult` or a `gpupool_error`.
 //
 // # Safety

@@ -37,7 +37,8 @@ child ended with 0
 advice on managed memory: 0, 0, prefers GPU 1, was sent to the host
 advice on the pool's: mostly read -4, accessed by GPU 1 0, by the host -4, not any more 0, preferred on GPU 1 0, nowhere 0
 the pool's: 0, 32 MiB on 1 anchors 0
-on a freed block: -3; unknown advice: -2; on the stack: 1
+on a freed block: -3 -3; unknown advice: -2
+no memory: -3 -3 -3 -3 -3 -3 -3 -3 -3 -3 -3 -3; beyond the block: -3 -3 -3 -3 -3 -3 -3
 no bytes: -2 -2 -2 -2 -2 -2 -2 -2 -2 -2 -2 -2
 the driver's: sent -3, advised -3; pinned: -3, -3
 after the frees: 0, 0 blocks, 0 MiB live, 192 MiB at most, 2 allocations, 0 reused, spilled yes
@@ -333,6 +334,7 @@ made: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: g
 to GPU 1: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 0 gpu1 8 host 0
 to the host: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 0 gpu1 0 host 8
 written there, to GPU 0: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 0 host 0
+network adapters may reach it: 1
 where it is: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 0 host 0
 advised to GPU 1: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 0 gpu1 8 host 0
 released: 0, 0; wrong words 0, 0; used: gpu0 0 gpu1 8 host 0

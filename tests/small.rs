@@ -97,6 +97,13 @@ fn what_is_empty_goes_back_to_the_driver() {
     assert!((150 << 20..300 << 20).contains(&peak), "{exit:?}");
 }
 
+/// By what the program asked for, and not by the memory that they share.
+#[test]
+fn they_count_in_what_was_live_at_most_and_in_what_took_no_new_memory() {
+    let told = small("statistics").shim().go();
+    told.succeeds().prints("5 blocks, 5000 bytes, 3155728 at most, 11 allocations, 9 without new memory\n");
+}
+
 /// Another process has a block open: its memory serves nobody else, also when the exporter frees it.
 #[test]
 fn they_are_shared_with_other_processes() {

@@ -44,6 +44,22 @@ fn a_handle_that_does_not_fit_lies_on_the_next_gpu_with_the_right_data() {
     run.warns("20.0 MiB of all that was allocated lay outside the GPU that asked for it");
 }
 
+/// As blocks that were never freed; what was released counts as long as it is mapped.
+#[test]
+fn what_was_never_released_is_told_at_the_end() {
+    for (steps, live) in [("c:30 c:20 m:1 c:10 r:2", (2, 50)), ("c:20 m:0 r:0", (1, 20)), ("c:20 m:0 r:0 u:0", (0, 0))]
+    {
+        let run = shim(steps).go();
+        let told = run.succeeds().event("process.exit", |event| match event {
+            Event::ProcessExit(exit) => Some((exit.live_handles, exit.live_handle_bytes >> 20, exit.live_blocks)),
+            _ => None,
+        });
+        assert_eq!(told, (live.0, live.1, 0), "{steps}");
+    }
+    let run = shim("c:30 c:20 c:20 r:1").go();
+    run.warns("40.0 MiB of all that was allocated lay outside the GPU that asked for it when it was; at the end 20.0 MiB in use did");
+}
+
 /// What the program has for a handle is a number of gpupool's.
 #[test]
 fn calls_that_bind_memory_get_the_driver_s_handle() {
@@ -179,7 +195,33 @@ fn a_handle_that_was_released_while_mapped_can_be_taken_again_with_all_its_parts
 fn parts_have_no_descriptor_and_pieces_elsewhere_have() {
     let run = shim("c:30 c:30 e:1 c:100 e:2").go();
     tells(&run, "export 1: 0\ncreate 100: 0\nexport 2: 801\n");
-    run.warns("cuMemExportToShareableHandle of a handle that no GPU had room for");
+    let because = |size: &str| {
+        let call = "cuMemExportToShareableHandle of a handle of";
+        format!("{call} {size} for GPU 0: NOT_SUPPORTED, because it is made of parts: GPU 0 had no room for all of it")
+    };
+    run.warns(&because("100.0 MiB"));
+    // More than half of a GPU, and three others could have it whole.
+    let run = shim("c:20 c:40 e:1 e:1").go();
+    tells(&run, "create 40: 0\nexport 1: 801\nexport 1: 801\n");
+    assert_eq!(steered(&run), ["28 to gpu1 (full)"]);
+    run.warns(&because("40.0 MiB"))
+        .warns("although another GPU may have room for all of it; create handles of 32.0 MiB at most");
+    assert!(!run.stderr.contains("neither GPU 0 nor another place"), "{}", run.stderr);
+    // Less than half of it, and no other GPU may lend more than 22 MiB.
+    let run = shim("c:30 g:1 c:10 g:2 c:10 g:3 c:10 g:0 c:30 e:4").env("GPUPOOL_HOST_LIMIT", "0").go();
+    tells(&run, "export 4: 801\n");
+    assert_eq!(steered(&run), ["22 to gpu1 (full)", "6 to gpu2 (full)"]);
+    run.warns("neither GPU 0 nor another place had room for all of it; create smaller handles");
+    assert!(!run.stderr.contains("more than half"), "{}", run.stderr);
+}
+
+/// As of any handle that was not made for it, and nothing is said: no smaller one would have a descriptor either.
+#[test]
+fn parts_that_were_not_to_be_exported_are_refused_in_the_driver_s_words() {
+    tells(&script("k:20 e:0").go(), "create 20: 0\nexport 0: 1\n");
+    let run = shim("k:120 e:0").go();
+    tells(&run, "create 120: 0\nexport 0: 1\n");
+    assert!(!run.stderr.contains("made of parts"), "{}", run.stderr);
 }
 
 /// Every driver call of a creation in parts, of its mapping and of its release fails once; nothing is left behind.

@@ -154,6 +154,12 @@ events! {
         live_blocks: u64,
         /// Bytes of the blocks that the program never freed.
         live_bytes: u64,
+        /// Handles of the program's own memory (`cuMemCreate`) that it never released, or never unmapped.
+        #[serde(default)]
+        live_handles: u64,
+        /// Bytes of the memory behind them.
+        #[serde(default)]
+        live_handle_bytes: u64,
         /// Pooled allocations in the life of the process.
         allocations: u64,
         /// Pooled allocations that were served from memory freed before.

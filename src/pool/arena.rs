@@ -66,6 +66,8 @@ pub(crate) struct Sums {
     pub reused: u64,
     pub blocks: u64,
     pub bytes: u64,
+    /// The most that `bytes` ever was, of several arenas added up.
+    pub peak_bytes: u64,
     pub allocations: u64,
     /// Slabs of new memory: an allocation each that reused nothing.
     pub grown: u64,
@@ -82,6 +84,7 @@ impl Sums {
         self.reused += other.reused;
         self.blocks += other.blocks;
         self.bytes += other.bytes;
+        self.peak_bytes += other.peak_bytes;
         self.allocations += other.allocations;
         self.grown += other.grown;
         self.empty.resize(self.empty.len().max(other.empty.len()), 0);
@@ -155,6 +158,7 @@ impl Arena {
         }
         self.sums.blocks += 1;
         self.sums.bytes += bytes;
+        self.sums.peak_bytes = self.sums.peak_bytes.max(self.sums.bytes);
         self.sums.allocations += 1;
         Some(spot)
     }

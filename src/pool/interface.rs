@@ -163,11 +163,12 @@ pub struct Usage {
     pub live_blocks: u64,
     /// Bytes that the program asked for in the blocks it holds, not rounded.
     pub live_bytes: u64,
-    /// The highest `live_bytes` so far.
+    /// The highest `live_bytes` so far; where there are small blocks ([`crate::Pool::allocate_small`]) perhaps somewhat more, since
+    /// threads have these on their own: what each had at most is added up.
     pub peak_live_bytes: u64,
     /// Allocations served so far.
     pub allocations: u64,
-    /// Allocations served from freed memory.
+    /// Allocations that took no new memory of the driver's: served from freed memory, or from what was left of memory that was taken for another.
     pub reuses: u64,
     /// Bytes that went back to the driver so far, by [`crate::Pool::trim`], to make room for growth elsewhere, or after a move.
     pub trimmed_bytes: u64,

@@ -270,6 +270,7 @@ impl<B: Backend> Pool<B> {
         if answer.is_err_and(|miss| miss == Miss::NoCredit) {
             let mut state = self.lock();
             if state.lend(request.bytes) {
+                self.note_large(&mut state, attempt);
                 self.front.lend(request.bytes);
                 drop(state);
                 answer = self.front.pop(route.home, frames, request.bytes);
@@ -344,6 +345,7 @@ impl<B: Backend> Pool<B> {
             // The front is open and nothing is near a peak, so the state has nothing more to say. The record is on a line of its own, which may
             // have to be fetched: others need not wait for that.
             state.award_at_home(route.home, request.bytes);
+            self.note_large(&mut state, attempt);
             drop(state);
             return Some(Served::Block(self.begin(taken.start, frames, self.front.next_id(), attempt)));
         }
@@ -369,9 +371,16 @@ impl<B: Backend> Pool<B> {
         let record = Record::new(request, route.home, taken.frames, self.front.next_id()).for_slab(attempt.slab);
         let block = record.block(self.address(taken.start));
         let (on_peers, on_host) = state.award(taken, request, route, reused, headroom);
+        self.note_large(state, attempt);
         self.open_front_unless_watched(state, route);
         self.registry.enter(taken.start, record);
         Allocation { block, reused, on_peers, on_host }
+    }
+
+    /// Has the state note what is out without slabs, of which this attempt's is one more, if it is for one.
+    fn note_large(&self, state: &mut State<B::Handle>, attempt: &Attempt) {
+        let own = if attempt.slab { attempt.request.bytes } else { 0 };
+        state.note_large(self.slabs.bytes() + own);
     }
 
     /// Lets the front serve blocks of this home GPU as long as nothing about them matters to its account.
@@ -551,7 +560,7 @@ impl<B: Backend> Pool<B> {
     pub fn usage(&self) -> Usage {
         let mut state = self.lock();
         let mut usage = state.usage(&self.front.sums(), &self.registry);
-        self.count_small(&mut usage);
+        self.count_small(&mut usage, state.peak_large_bytes());
         // Nothing else is told of a disk, in a process that never stores anything.
         usage.places.retain(|place| !place.place.is_stored() || place.peak_used > 0);
         // Memory of the host is told as one.

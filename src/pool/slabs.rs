@@ -50,6 +50,8 @@ pub(crate) struct Slabs {
     pub lent: Mutex<BTreeMap<u64, Lent>>,
     /// Small blocks that were ever made, in all: 0 spares those who have none a look at each arena.
     any: AtomicU64,
+    /// Bytes of all slabs that are in an arena.
+    bytes: AtomicU64,
 }
 
 /// An arena, locked, and where in it an address lies.
@@ -89,6 +91,7 @@ impl Slabs {
             table: (0..frames.div_ceil(PAGE)).map(|_| OnceLock::new()).collect(),
             lent: Mutex::default(),
             any: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
         }
     }
 
@@ -150,12 +153,19 @@ impl Slabs {
     /// A slab came into this slot of an arena, whose lock the caller holds.
     pub fn enter(&self, index: usize, slot: u16, ground: Ground) {
         self.any.store(1, Ordering::Release);
+        self.bytes.fetch_add(u64::from(ground.frames) * FRAME, Ordering::Relaxed);
         self.set(ground, entry(index, slot));
     }
 
     /// A slab left its arena, whose lock the caller holds.
     pub fn forget(&self, ground: Ground) {
+        self.bytes.fetch_sub(u64::from(ground.frames) * FRAME, Ordering::Relaxed);
         self.set(ground, 0);
+    }
+
+    /// Bytes of all slabs. Each counts once the pool has counted it as a block, and until before it does so no longer.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Takes every slab out that no block stands on. Any lock of the pool's may be held, but none of an arena or behind one.

@@ -165,6 +165,8 @@ struct Totals {
     least_out_bytes: u64,
     /// The highest `out_bytes` without any credit, and so never exceeded by live blocks.
     peak_live_bytes: u64,
+    /// The highest `out_bytes` without slabs. Credit may be in it.
+    peak_large_bytes: u64,
     allocations: u64,
     reuses: u64,
     trimmed_bytes: u64,
@@ -299,6 +301,17 @@ impl<H: Copy> State<H> {
         let below = self.totals.out_bytes + bytes <= self.totals.peak_live_bytes;
         self.totals.out_bytes += if below { bytes } else { 0 };
         below
+    }
+
+    /// Notes how much is out without slabs, which have so many bytes of it: whenever `out_bytes` rose.
+    pub fn note_large(&mut self, slabs: u64) {
+        let totals = &mut self.totals;
+        totals.peak_large_bytes = totals.peak_large_bytes.max(totals.out_bytes.saturating_sub(slabs));
+    }
+
+    /// The most that was out at once without slabs, or somewhat more.
+    pub fn peak_large_bytes(&self) -> u64 {
+        self.totals.peak_large_bytes
     }
 
     /// So many bytes asked for are no longer out.

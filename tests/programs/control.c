@@ -81,8 +81,19 @@ static void say_advice(const Control *c, CUdeviceptr pooled, CUdeviceptr freed)
     printf("nowhere %d\n", c->advise(as_pointer(pooled), SMALL, GPUPOOL_NO_PREFERRED_LOCATION, 0));
     say_pieces(c, "the pool's", pooled, SMALL);
     printf("on a freed block: ");
-    printf("%d; unknown advice: ", c->advise(as_pointer(freed), SMALL, GPUPOOL_ACCESSED_BY, 0));
-    printf("%d; on the stack: %d\n", c->advise(as_pointer(pooled), SMALL, 7, 0), c->prefetch(&managed, 4096, 0, NULL));
+    printf("%d %d; unknown advice: ", c->prefetch(as_pointer(freed), SMALL, 0, NULL),
+           c->advise(as_pointer(freed), SMALL, GPUPOOL_ACCESSED_BY, 0));
+    printf("%d\n", c->advise(as_pointer(pooled), SMALL, 7, 0));
+    /* What is in no block, and what goes on behind one. */
+    const void *const nowhere[] = {&managed, NULL, as_pointer(4096), as_pointer(~(CUdeviceptr)0 - 8191)};
+    printf("no memory:");
+    for (int i = 0; i < 4; i++)
+        printf(" %d %d %d", c->prefetch(nowhere[i], 4096, 1, NULL), c->advise(nowhere[i], 4096, GPUPOOL_PREFERRED_LOCATION, 1),
+               c->advise(nowhere[i], 4096, GPUPOOL_READ_MOSTLY, 0));
+    printf("; beyond the block: %d", c->prefetch(as_pointer(pooled), SMALL + 1, 1, NULL));
+    for (int advice = GPUPOOL_READ_MOSTLY; advice <= GPUPOOL_NOT_ACCESSED_BY; advice++)
+        printf(" %d", c->advise(as_pointer(pooled), SMALL + 1, advice, 1));
+    printf("\n");
     /* Whosever the memory is. */
     const void *const whose[] = {as_pointer(pooled), as_pointer(managed), &managed, NULL};
     printf("no bytes:");

@@ -1,7 +1,7 @@
 /*
  * own_memory STEP...: a script of a program with its own virtual memory management. Sizes are in MiB, I counts handles
  * from 0.
- *   g:N     work on GPU N, and ask for memory on it        c:SIZE  create a handle
+ *   g:N     work on GPU N, and ask for memory on it        c:SIZE  create a handle (k:SIZE: not to be exported)
  *   d:N     ask for memory on GPU N from where the work is
  *   C:SIZE  the same, asking for less and less until served (a tenth each time)     e:I  export it
  *   m:I     map it, for this GPU alone, and write it with a kernel
@@ -41,10 +41,11 @@ static void work_on(int ordinal)
     CHECK(cuCtxSetCurrent(contexts[device]));
 }
 
-static CUresult create(size_t mib)
+static CUresult create(size_t mib, int types)
 {
     REQUIRE(count < MOST);
     CUmemAllocationProp properties = on_device(device);
+    properties.handle_types = types;
     own[count].bytes = mib * MIB;
     own[count].device = device;
     CUresult result = cuMemCreate(&own[count].handle, own[count].bytes, &properties, 0);
@@ -92,6 +93,17 @@ static void tell(int i)
         size_t bytes;
         CHECK(cuMemGetAddressRange_v2(&base, &bytes, own[i].address + own[i].bytes - 1));
         REQUIRE(base == own[i].address && bytes == own[i].bytes);
+        /* A handle is mapped in one piece, whichever of its bytes is asked about. */
+        for (int step = 0; step < 5; step++) {
+            CUdeviceptr at = step == 4 ? own[i].address + own[i].bytes - 1 : own[i].address + step * own[i].bytes / 4;
+            CHECK(cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, at));
+            CHECK(cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, at));
+            REQUIRE(base == own[i].address && bytes == own[i].bytes);
+            int of_mapping[] = {CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, CU_POINTER_ATTRIBUTE_MAPPING_SIZE};
+            base = bytes = 0;
+            CHECK(cuPointerGetAttributes(2, of_mapping, (void *[]){&base, &bytes}, at));
+            REQUIRE(base == own[i].address && bytes == own[i].bytes);
+        }
         printf(", memory type %u of GPU %d, access", type, ordinal);
         for (int d = 0; d < devices; d++) {
             uint64_t flags = 9;
@@ -124,10 +136,11 @@ int main(int argc, char **argv)
             device = i;
             break;
         case 'c':
-            printf("create %zu: %d\n", value, create(value));
+        case 'k':
+            printf("create %zu: %d\n", value, create(value, argv[step][0] == 'c' ? POSIX_FD : 0));
             break;
         case 'C':
-            while (create(value) != CUDA_SUCCESS && value > 1)
+            while (create(value, POSIX_FD) != CUDA_SUCCESS && value > 1)
                 value = value * 9 / 10 & ~(size_t)1;
             printf("created %zu\n", value);
             break;

@@ -30,6 +30,7 @@ static void grant(CUdeviceptr address, int flags)
 static void make(void)
 {
     CUmemAllocationProp properties = on_device(0);
+    properties.rdma = 1;
     CHECK(cuMemCreate(&handle, BYTES, &properties, 0));
     CHECK(cuMemMap(window, BYTES, 0, handle, 0));
     CHECK(cuMemMap(second, BYTES, 0, handle, 0));
@@ -83,6 +84,9 @@ static void round_trip(void)
         words[i] += 7;
     CHECK(cuMemcpyHtoD_v2(window, words, BYTES));
     tell("written there, to GPU 0", prefetch(window, BYTES, 0));
+    int adapters = 9;
+    CHECK(cuPointerGetAttribute(&adapters, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, window));
+    printf("network adapters may reach it: %d\n", adapters);
     tell("where it is", prefetch(window, BYTES, 0));
     tell("advised to GPU 1", control.advise(as_pointer(window), BYTES, 3, 1));
     /* A number that was released: its mappings alone keep the memory. */

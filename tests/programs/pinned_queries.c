@@ -1,8 +1,6 @@
 /* What the driver says about pinned and registered memory: all that a program may ask, inside, behind and after it. */
 #include "program.h"
 
-enum { CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR = 19, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID = 20 };
-
 static void attributes(const char *what, void *base, void *inside)
 {
     CUdeviceptr pointer = (CUdeviceptr)(uintptr_t)inside, start = 0, device = 0, mapping = 0, range = 0;

@@ -6,9 +6,10 @@
  *   fork       a child looks at its parent's blocks
  *   full       until the GPU has no room, and again
  *   graph      a graph that works on such blocks, and frees while a stream is being captured
+ *   statistics what the C interface counts of such blocks
  *   loop       many allocations and frees of random sizes, with their contents
  */
-#include "program.h"
+#include "control.h"
 
 #include <pthread.h>
 #include <sys/wait.h>
@@ -328,18 +329,38 @@ static void loop(void)
     printf("%u wrong\n", wrong);
 }
 
+/* Ten at once at most, beside a large one, and half of them are freed. */
+static void statistics(void)
+{
+    CUdeviceptr blocks[10], large;
+    Control c = find_control(RTLD_DEFAULT);
+    gpupool_statistics s = {.size = sizeof s};
+    start_on(0);
+    for (int i = 0; i < 10; i++)
+        CHECK(cuMemAlloc_v2(&blocks[i], 1000));
+    CHECK(cuMemAlloc_v2(&large, 3 * MIB));
+    CHECK(cuMemFree_v2(large));
+    for (int i = 0; i < 5; i++)
+        CHECK(cuMemFree_v2(blocks[i]));
+    REQUIRE(c.statistics(&s) == 0);
+    printf("%llu blocks, %llu bytes, %llu at most, %llu allocations, %llu without new memory\n", (unsigned long long)s.live_blocks,
+           (unsigned long long)s.live_bytes, (unsigned long long)s.peak_live_bytes, (unsigned long long)s.allocations,
+           (unsigned long long)s.reuses);
+}
+
 int main(int count, char **arguments)
 {
     static const struct {
         const char *name;
         void (*run)(void);
     } ALL[] = {{"answers", answers}, {"threads", threads}, {"contexts", contexts}, {"fork", in_a_child},
-               {"full", full},       {"graph", graph},     {"loop", loop}};
+               {"full", full},       {"graph", graph},     {"loop", loop},
+               {"statistics", statistics}};
     for (size_t i = 0; count == 2 && i < sizeof ALL / sizeof *ALL; i++)
         if (!strcmp(arguments[1], ALL[i].name)) {
             ALL[i].run();
             return 0;
         }
-    fprintf(stderr, "usage: small answers|threads|contexts|fork|full|graph|loop\n");
+    fprintf(stderr, "usage: small answers|threads|contexts|fork|full|graph|loop|statistics\n");
     return 2;
 }

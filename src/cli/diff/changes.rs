@@ -156,6 +156,7 @@ fn of_process(process: &Process, add: &mut impl FnMut(Section, &str, Unit, f64))
         add(Section::Run, "allocations", Unit::Number, exit.allocations as f64);
         add(Section::Run, "allocations from freed memory", Unit::Number, exit.reuses as f64);
         add(Section::Run, "bytes never freed", Unit::Bytes, bytes(exit.live_bytes));
+        add(Section::Run, "bytes never released (cuMemCreate)", Unit::Bytes, bytes(exit.live_handle_bytes));
     }
     // Exact where the process came to its end; else what was told in steps.
     match &process.exit {

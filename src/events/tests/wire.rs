@@ -60,7 +60,15 @@ fn lists_and_absent_fields_survive_the_way_there_and_back() {
         PlacePeak { place: "gpu0".to_owned(), held: 3, peak_used: 2, limit: Some(9) },
         PlacePeak { place: "host0".to_owned(), ..PlacePeak::default() },
     ];
-    let exit = ProcessExit { peak, live_blocks: 0, live_bytes: 0, allocations: 1 << 60, reuses: 0 };
+    let exit = ProcessExit {
+        peak,
+        live_blocks: 0,
+        live_bytes: 0,
+        live_handles: 0,
+        live_handle_bytes: 0,
+        allocations: 1 << 60,
+        reuses: 0,
+    };
     let line = written(&exit);
     assert!(!line.contains('\n') && !line.contains("null"), "{line}");
     assert_eq!(read(&line).event, Event::ProcessExit(exit));

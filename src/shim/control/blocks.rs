@@ -145,8 +145,9 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
 /// `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
 ///
 /// Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
-/// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place. Other memory that the driver serves is
-/// `GPUPOOL_NOT_POOLED`.
+/// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place; so it is on plain memory of the process where
+/// the driver places that, too (`CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`). All else is `GPUPOOL_NOT_POOLED`: other memory that the driver
+/// serves, freed memory, an address where there is no memory, NULL, and a range that goes on behind the block of the pool that it begins in.
 /// Returns 0, a `CUresult` or a `gpupool_error`.
 ///
 /// # Safety
@@ -176,6 +177,7 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
         return of_managed(address, |driver| driver.advise(address, bytes, advice, place));
     }
     of_pool(|driver| match advice {
+        _ if !by_hand::is_in_one_block(address, bytes) => Err(Unplaced::NotOurs),
         it if it == GPUPOOL_PREFERRED_LOCATION as c_int => {
             by_hand::place(driver, address, bytes, place, Stream::DEFAULT)
         }
@@ -208,8 +210,10 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 /// what the driver says of them stay the program's. Handles that another process made, of which one was given a descriptor, that
 /// are mapped in part or that only one place can have are `GPUPOOL_STAYED`.
 ///
-/// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`. Other memory that the driver serves, as small
-/// blocks for which the pool had no room, stays where it is: `GPUPOOL_NOT_POOLED`.
+/// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`; plain memory of the process, too, where
+/// the driver places that. Other memory that the driver serves, as small blocks for which the pool had no room, stays where it is:
+/// `GPUPOOL_NOT_POOLED`, which is the answer, too, for freed memory, an address where there is no memory, NULL, and a range that goes on behind the
+/// block of the pool that it begins in.
 /// Returns 0, a `CUresult` or a `gpupool_error`.
 ///
 /// # Safety
@@ -265,17 +269,22 @@ fn of_pool(act: impl FnOnce(&'static Driver) -> Result<(), Unplaced> + std::pani
 }
 
 /// Asks the driver, unless the memory is the pool's or certainly neither managed nor the program's own. What CUDA knows nothing of may be the driver's to move:
-/// some machines have it move any memory of the process.
+/// some machines have it move any memory of the process. Where it does not, its word for that is one that it has for much else.
 fn of_managed(address: u64, ask: impl Fn(&Driver) -> CuResult + std::panic::RefUnwindSafe) -> c_int {
     let answer = looking(|| match address::known(address) {
         Known::Pooled(_) => Err(gpupool_error::GPUPOOL_NOT_SUPPORTED),
         Known::Freed | Known::Pinned(_) => Err(gpupool_error::GPUPOOL_NOT_POOLED),
         known @ (Known::Managed(_) | Known::Foreign) => {
             let driver = process::driver().ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE)?;
-            let is_unmanaged = matches!(known, Known::Foreign)
-                && driver.is_managed(address) == Ok(false)
-                && !handles::by_hand::is_own(address);
-            if is_unmanaged { Err(gpupool_error::GPUPOOL_NOT_POOLED) } else { Ok(ask(driver)) }
+            let managed = if matches!(known, Known::Foreign) { driver.is_managed(address) } else { Ok(true) };
+            let is_unknown = managed == Err(CuResult::INVALID_VALUE);
+            if address == 0 || managed == Ok(false) && !handles::by_hand::is_own(address) {
+                return Err(gpupool_error::GPUPOOL_NOT_POOLED);
+            }
+            match ask(driver) {
+                CuResult::INVALID_VALUE if is_unknown => Err(gpupool_error::GPUPOOL_NOT_POOLED),
+                result => Ok(result),
+            }
         }
     });
     match answer {

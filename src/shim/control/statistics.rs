@@ -32,7 +32,8 @@ pub struct gpupool_statistics {
     pub live_blocks: u64,
     /// Bytes it asked for in them.
     pub live_bytes: u64,
-    /// The most that `live_bytes` ever was.
+    /// The most that `live_bytes` ever was. It may be somewhat more where there were blocks under `GPUPOOL_MIN_SIZE`: threads take and free these
+    /// without meeting, so that the most that each of them had, and the most that there was of larger blocks, are added up.
     pub peak_live_bytes: u64,
     /// Bytes of physical memory that the pool holds on the GPUs: live blocks, and freed ones that it keeps.
     pub held_on_gpus: u64,
@@ -40,7 +41,8 @@ pub struct gpupool_statistics {
     pub held_on_host: u64,
     /// Blocks served so far.
     pub allocations: u64,
-    /// Blocks served from freed memory so far.
+    /// Blocks so far that took no new memory of the driver's: they were served from freed memory, or from what was left of memory that was taken
+    /// for another block, as all but the first of many small ones.
     pub reuses: u64,
     /// Bytes of blocks that were not on the GPU that asked when they were made, over the life of the process.
     pub spilled_bytes: u64,

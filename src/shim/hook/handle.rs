@@ -5,12 +5,14 @@
 
 use super::Real;
 use crate::serve::handles::of_kind;
-use crate::serve::handles::{self, Anchor, Behind, Number, Part, Release, Use};
+use crate::serve::handles::{self, Anchor, Behind, Number, OfParts, Part, Release, Use};
 use crate::serve::memory;
 use crate::watch::context;
 use crate::{log, process};
 use cudarc::driver::sys::CUdeviceptr;
+use gpupool_config::format_size;
 use gpupool_cuda::{ArrayMapping, CuResult, Driver, Location, Physical, Properties};
+use gpupool_interpose::Api;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 /// A handle of which nothing is known is the driver's to judge, but for a number of ours: a program that kept one too long would end
@@ -144,19 +146,26 @@ pub unsafe fn properties(
     result
 }
 
-/// A descriptor is of one piece of memory, so what is made of parts has none.
+/// A descriptor is of one piece of memory, so what is made of parts has none. What the driver would refuse for any handle made as this
+/// one was, it refuses in its own words.
 ///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
-pub unsafe fn export(_: &mut Real, with: impl Fn(u64) -> CuResult, handle: u64) -> CuResult {
-    given_away(handle, Anchor::Exported, with, || {
-        log::warn_once(
-            "vmm.export",
-            "cuMemExportToShareableHandle of a handle that no GPU had room for, so that it is made of parts: NOT_SUPPORTED; \
-             create smaller handles, or set GPUPOOL_DEVICES to the program's own GPU and GPUPOOL_HOST_LIMIT=0 to be told \
-             OUT_OF_MEMORY instead",
-        );
-    })
+pub unsafe fn export(
+    real: &mut Real,
+    with: impl Fn(u64) -> CuResult,
+    handle: u64,
+    shared: *mut c_void,
+    kind: c_int,
+    flags: c_ulonglong,
+) -> CuResult {
+    let api = real.api;
+    let is_refused = |first: Physical| {
+        let types = process::driver().and_then(|driver| driver.properties_of(first).ok()).map(|it| it.handle_types);
+        // Measured, of handles that are whole: `tests/programs/expected/handle_answers.txt`.
+        shared.is_null() || flags != 0 || types.is_some_and(|types| types & kind == 0)
+    };
+    given_away(handle, Anchor::Exported, with, is_refused, api)
 }
 
 /// Binds memory to a multicast object.
@@ -164,8 +173,7 @@ pub unsafe fn export(_: &mut Real, with: impl Fn(u64) -> CuResult, handle: u64) 
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn bind_multicast(real: &mut Real, with: impl Fn(u64) -> CuResult, handle: u64) -> CuResult {
-    let api = real.api;
-    given_away(handle, Anchor::Multicast, with, || say_no_parts(api.name()))
+    given_away(handle, Anchor::Multicast, with, |_| false, real.api)
 }
 
 /// Binds memory to a logical endpoint.
@@ -173,15 +181,23 @@ pub unsafe fn bind_multicast(real: &mut Real, with: impl Fn(u64) -> CuResult, ha
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn bind_endpoint(real: &mut Real, with: impl Fn(u64) -> CuResult, handle: u64) -> CuResult {
-    let api = real.api;
-    given_away(handle, Anchor::Endpoint, with, || say_no_parts(api.name()))
+    given_away(handle, Anchor::Endpoint, with, |_| false, real.api)
 }
 
-/// Makes a call that gives memory away, which takes it in one piece. `refused` is told where it is made of parts.
-fn given_away(handle: u64, anchor: Anchor, with: impl Fn(u64) -> CuResult, refused: impl FnOnce()) -> CuResult {
+/// Makes a call that gives memory away, which takes it in one piece. `is_refused`: whether the driver refuses it for one of its parts,
+/// too, and so is to be asked.
+fn given_away(
+    handle: u64,
+    anchor: Anchor,
+    with: impl Fn(u64) -> CuResult,
+    is_refused: impl FnOnce(Physical) -> bool,
+    api: Api,
+) -> CuResult {
     let Some(used) = handles::use_of(Number::from_raw(handle)) else { return unknown(with, handle) };
-    if used.is_of_parts {
-        refused();
+    if let Some(of) = used.of_parts
+        && !is_refused(Physical::from_raw(used.handle()))
+    {
+        say_no_parts(api, anchor, of);
         return CuResult::NOT_SUPPORTED;
     }
     used.anchor(anchor);
@@ -192,11 +208,34 @@ fn given_away(handle: u64, anchor: Anchor, with: impl Fn(u64) -> CuResult, refus
     result
 }
 
-fn say_no_parts(call: &str) {
+/// Says that a call cannot have what is made of parts, why it is, and what helps: once for each of the two reasons, and once more of exports.
+#[cold]
+fn say_no_parts(api: Api, anchor: Anchor, of: OfParts) {
+    let OfParts { device, bytes, most_whole } = of;
+    let (call, bytes) = (api.name(), format_size(bytes));
+    let (why, remedy) = match most_whole {
+        None => (
+            format!("neither GPU {device} nor another place had room for all of it"),
+            "create smaller handles".to_owned(),
+        ),
+        Some(most) => (
+            format!(
+                "GPU {device} had no room for all of it, and of a handle of more than half of that GPU's memory or limit as much lies \
+                 there as it has room for, although another GPU may have room for all of it"
+            ),
+            format!("create handles of {} at most", format_size(most)),
+        ),
+    };
+    let about = match (anchor == Anchor::Exported, most_whole.is_some()) {
+        (true, false) => "vmm.export",
+        (true, true) => "vmm.export.large",
+        (false, false) => "vmm.parts",
+        (false, true) => "vmm.parts.large",
+    };
     log::warn_once(
-        "vmm.parts",
+        about,
         format_args!(
-            "{call} of a handle that no GPU had room for, so that it is made of parts: NOT_SUPPORTED; create smaller handles, or set \
+            "{call} of a handle of {bytes} for GPU {device}: NOT_SUPPORTED, because it is made of parts: {why}; {remedy}, or set \
              GPUPOOL_DEVICES to the program's own GPU and GPUPOOL_HOST_LIMIT=0 to be told OUT_OF_MEMORY instead"
         ),
     );
@@ -226,8 +265,8 @@ pub unsafe fn map_arrays(
             }
             continue;
         };
-        if known.is_of_parts {
-            say_no_parts(real.api.name());
+        if let Some(of) = known.of_parts {
+            say_no_parts(real.api, Anchor::Array, of);
             return CuResult::NOT_SUPPORTED;
         }
         entry.handle = known.handle();

@@ -280,11 +280,18 @@ fn frames_around(block: &Block) -> (u64, u64) {
     (start, (address + bytes).next_multiple_of(FRAME) - start)
 }
 
-/// Corrects one attribute of memory that the program made itself (`cuMemCreate`) and that lies elsewhere than it asked for.
+/// Corrects one attribute of memory that the program made itself (`cuMemCreate`) and that lies elsewhere than it asked for, or is made of
+/// parts: of these the driver names the part where the program mapped one handle, of which it would name all (measured: `probe_ranges`).
 ///
 /// # Safety
 /// `data` has room for the value of this attribute, and the driver has written it there.
 unsafe fn as_asked_for(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> Answer<CuResult> {
+    if matches!(attribute, kind::MAPPING_BASE | kind::MAPPING_SIZE) {
+        let (start, bytes) = handles::range_at(ptr).ok_or(Bypass::NotOurs)?;
+        // SAFETY: both are numbers of 64 bits, and `data` has room for one.
+        unsafe { put::<u64>(data, if attribute == kind::MAPPING_BASE { start } else { bytes }) };
+        return Ok(CuResult::SUCCESS);
+    }
     let (device, place) = handles::elsewhere_at(ptr).ok_or(Bypass::NotOurs)?;
     // SAFETY: the types are the C types of these attributes; unaligned because the program only promised room.
     unsafe {

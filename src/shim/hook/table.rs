@@ -61,7 +61,8 @@ macro_rules! for_each_hook {
                 => handle::properties(handle, properties);
             cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) => mapping::retain(handle, address);
             cuMemImportFromShareableHandle(handle: *mut u64, shared: *mut c_void, kind: c_int) => mapping::import(handle);
-            cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: c_int, flags: u64) => handle::export(handle);
+            cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: c_int, flags: u64)
+                => handle::export(handle, shared, kind, flags);
 
             // Questions about device memory.
             cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => query::memory_info(free, total);

@@ -56,7 +56,7 @@ pub struct Summary<'a> {
     pub log_removed: bool,
     /// Bytes of blocks that lay outside their home GPU, over the life of the process.
     pub spilled: u64,
-    /// Bytes of live blocks that lie outside their home GPU now.
+    /// Bytes of live blocks, and of handles of the program's own, that lie outside their home GPU now.
     pub far: u64,
     /// What changed places while the program ran.
     pub moved: MovedSummary,

@@ -81,7 +81,20 @@ fn an_event_is_a_record_with_its_own_types() {
     let (records, _, _) = log(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())], || {
         emit(|| (PoolGrow { home: 1, bytes: 1 << 62, on_peers: 5, on_host: 0, site: None }, "grew\n\"1\""));
         let peak = vec![PlacePeak { place: "gpu0".to_owned(), held: 1, peak_used: 2, limit: None }];
-        emit(|| (ProcessExit { peak, live_blocks: 0, live_bytes: 0, allocations: 3, reuses: 1 }, "ends"));
+        emit(|| {
+            (
+                ProcessExit {
+                    peak,
+                    live_blocks: 0,
+                    live_bytes: 0,
+                    live_handles: 0,
+                    live_handle_bytes: 0,
+                    allocations: 3,
+                    reuses: 1,
+                },
+                "ends",
+            )
+        });
         tracing::info!(ratio = 0.5, not_a_number = f64::NAN, negative = -1, flag = true);
         let (home, bytes, why) = (0, 8, "full".to_owned());
         emit(|| (PoolRefuse { home, bytes, why, missing: None }, ""));

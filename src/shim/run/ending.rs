@@ -5,7 +5,7 @@ use crate::log::{self, MovedSummary, PlaceSummary, Summary};
 use crate::process;
 use crate::restore;
 use crate::serve;
-use crate::serve::{ipc, memory, pinned};
+use crate::serve::{handles, ipc, memory, pinned};
 use crate::tiers;
 use crate::watch::{context, environment, module, unneeded};
 use gpupool_events::{PlacePeak, ProcessExit, TierTotal};
@@ -31,6 +31,7 @@ pub fn write() {
     restore::judge();
     backing::level::report_last();
     let usage = serve::usage().unwrap_or_default();
+    let handles = handles::by_hand::live();
     let moved = tiers::totals::summary();
     if moved.times > 0 {
         let MovedSummary { times, came, left, took, saved } = moved;
@@ -47,6 +48,8 @@ pub fn write() {
             peak: usage.places.iter().map(of).collect(),
             live_blocks: usage.live_blocks,
             live_bytes: usage.live_bytes,
+            live_handles: handles.count,
+            live_handle_bytes: handles.bytes,
             allocations: usage.allocations,
             reuses: usage.reuses,
         };
@@ -68,7 +71,7 @@ pub fn write() {
             log_file: log::lasting_file(),
             log_removed: log::lasting_file().is_some_and(|path| !path.exists()),
             spilled: memory::spilled(),
-            far: backing::residence::of(&usage).far(),
+            far: backing::residence::of(&usage).far() + handles.far,
             moved,
             lost: tiers::far::worst(),
             pinned: pinned::peak(),

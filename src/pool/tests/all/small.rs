@@ -41,6 +41,32 @@ fn assert_empty(pool: &Pool<Mock>) {
     assert!(pool.backend().inner().is_empty(), "a handle or a mapping is left");
 }
 
+/// A slab is no block of the program's, and what it holds is not live.
+#[test]
+fn the_most_that_was_live_is_what_was_asked_for() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * GIB)]);
+    let blocks: Vec<Block> = (0..10).map(|_| small(&pool, 1000)).collect();
+    let large = pool.allocate(&request(3 * MIB + 1, 0)).unwrap().block;
+    let most = 10_000 + 3 * MIB + 1;
+    let usage = pool.usage();
+    assert_eq!((usage.live_bytes, usage.peak_live_bytes, usage.allocations, usage.reuses), (most, most, 11, 9));
+    for block in blocks.iter().chain([&large]) {
+        assert_eq!(pool.free(block.address, Free::Strict), Ok(*block));
+    }
+    // What small blocks had at most and what larger ones had are added up, though not at one time.
+    let larger = pool.allocate(&request(8 * MIB, 0)).unwrap().block;
+    assert!((8 * MIB..=8 * MIB + 10_000).contains(&pool.usage().peak_live_bytes), "{:?}", pool.usage());
+    assert_eq!(pool.free(larger.address, Free::Strict), Ok(larger));
+    assert_empty(&pool);
+    // That is never more than all slabs have.
+    let blocks: Vec<Block> = (0..20).map(|_| small(&pool, MIB - 1)).collect();
+    assert_eq!(pool.usage().peak_live_bytes, 20 * MIB);
+    for block in blocks {
+        assert_eq!(pool.free(block.address, Free::Strict), Ok(block));
+    }
+    assert_empty(&pool);
+}
+
 #[test]
 fn a_block_that_lives_on_keeps_its_frame_and_no_more() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * GIB)]);

@@ -2,7 +2,7 @@
 
 use super::exchange::{self, Much, Stays};
 use super::inventory::Inventory;
-pub use super::inventory::{Own, OwnPiece};
+pub use super::inventory::{Live, Own, OwnPiece};
 use super::of_kind;
 use super::{may_be_own, with_inventory, with_range};
 use crate::backing::open::{self, Opened};
@@ -94,6 +94,14 @@ pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, st
 /// The program does not mind any more where so many bytes lie, which [`place`] has put somewhere.
 pub fn is_anywhere(address: u64, bytes: u64) {
     super::tell_placed(address, bytes, false);
+}
+
+/// What there is now, kinds that only the driver can place included.
+pub fn live() -> Live {
+    let mut live = if super::is_any() { with_inventory(|inventory| inventory.live()) } else { Live::default() };
+    live.count += of_kind::count();
+    live.bytes += of_kind::bytes();
+    live
 }
 
 /// All that is mapped whole, once each, and part by part where it has several.

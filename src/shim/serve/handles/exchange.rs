@@ -50,6 +50,8 @@ struct Moving {
     is_part: bool,
     /// References of the driver's on each part.
     held: u64,
+    /// Whether network adapters are to reach it.
+    rdma: u8,
     mappings: Vec<(u64, Mapping)>,
 }
 
@@ -91,10 +93,10 @@ impl Inventory {
             }
         };
         memory.moving = true;
-        let (all, held) = (memory.parts.clone(), memory.held);
+        let (all, held, rdma) = (memory.parts.clone(), memory.held, memory.rdma);
         let of_it = self.mappings.iter().filter(|(_, mapping)| mapping.number == number);
         let mappings = of_it.map(|(start, mapping)| (*start, mapping.clone())).collect();
-        Ok(Moving { number, all, which, offset, is_part: part.is_some(), held, mappings })
+        Ok(Moving { number, all, which, offset, is_part: part.is_some(), held, rdma, mappings })
     }
 
     /// Ends what [`Inventory::begin_move`] began, with this in place of what changed, which was charged, or what there was before.
@@ -503,9 +505,9 @@ pub fn put_away(driver: &Driver, address: u64) -> Result<(), Stays> {
     let kept = moving.keep(driver);
     let taken = kept.and_then(|()| {
         let [Part { handle, place: from, .. }] = *moving.old() else { return Err(Stays::MappedInPart) };
-        let Properties { handle_types, rdma, .. } = driver.properties_of(handle).map_err(Stays::Refused)?;
+        let Properties { handle_types, .. } = driver.properties_of(handle).map_err(Stays::Refused)?;
         moving.unmap_all(driver)?;
-        Ok(Away { from, was_charged, handle_types, rdma })
+        Ok(Away { from, was_charged, handle_types, rdma: moving.rdma })
     });
     with_inventory(|inventory| match taken {
         Ok(away) => inventory.end_away(&moving, away, bytes),
@@ -629,7 +631,8 @@ fn filled(
     copy: impl FnOnce(u64, u64, u64) -> CuResult,
 ) -> Result<Physical, Stays> {
     let first = moving.old().first().ok_or(Stays::Unknown)?;
-    let properties = driver.properties_of(first.handle).map_err(Stays::Refused)?;
+    // What lies on the host was made without the flag for network adapters.
+    let properties = Properties { rdma: moving.rdma, ..driver.properties_of(first.handle).map_err(Stays::Refused)? };
     let _taking = reclaim::make_room_at(place);
     let handle = driver.create(bytes, &properties.at(place)).map_err(Stays::Refused)?;
     let part = Part { handle, place, bytes };

@@ -67,7 +67,21 @@ pub struct Memory {
     pub(super) moving: bool,
     /// Whether there is no physical memory behind it. The one part that it has then says how large it is, and has no handle.
     pub(super) away: Option<Away>,
+    /// Whether network adapters are to reach it (GPUDirect RDMA), as the program asked: what the host has is not made so.
+    pub(super) rdma: u8,
+    /// What its GPU would have had elsewhere in one piece, where this is made of parts because it is larger.
+    most_whole: Option<u64>,
     pub(super) anchors: Anchors,
+}
+
+/// Memory that is made of several parts, for who is told why a call cannot have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfParts {
+    /// The GPU that it was asked for on.
+    pub device: u32,
+    pub bytes: u64,
+    /// The largest that would have been made in one piece on another GPU; `None` where it was no larger, and no place had room for it.
+    pub most_whole: Option<u64>,
 }
 
 impl Memory {
@@ -85,6 +99,8 @@ impl Memory {
             retaining: 0,
             moving: false,
             away: None,
+            rdma: 0,
+            most_whole: None,
             anchors: Anchors::default(),
         }
     }
@@ -157,6 +173,17 @@ pub struct Own {
     pub asked: u32,
     /// Where it lies.
     pub place: Place,
+}
+
+/// What there is of the program's own memory, mapped or not; not what other processes made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Handles.
+    pub count: u64,
+    /// Bytes behind them.
+    pub bytes: u64,
+    /// As much of that lies elsewhere than on the GPU that it was asked for on.
+    pub far: u64,
 }
 
 /// A part of the program's own memory where it is mapped, for who moves it by itself.
@@ -335,6 +362,20 @@ impl Inventory {
         }
         self.insert(number, memory);
         number
+    }
+
+    /// Whether network adapters are to reach the memory of this number, and, where it is made of parts because it is larger than that, than what.
+    pub fn was_asked_for(&mut self, number: Number, rdma: u8, most_whole: Option<u64>) {
+        if let Some(memory) = self.memory.get_mut(&number) {
+            (memory.rdma, memory.most_whole) = (rdma, most_whole);
+        }
+    }
+
+    /// Why the memory of this number is made of parts, where it is.
+    pub fn of_parts(&self, number: Number) -> Option<OfParts> {
+        let memory = self.memory.get(&number).filter(|memory| memory.parts.len() > 1)?;
+        let Origin::Asked(device) = memory.origin else { return None };
+        Some(OfParts { device, bytes: memory.bytes(), most_whole: memory.most_whole })
     }
 
     /// The driver gave this handle. Whether it is one of the numbers that no handle should be.
@@ -762,6 +803,19 @@ impl Inventory {
         let memory = self.memory.get(&mapping.number)?;
         let Origin::Asked(asked) = memory.origin else { return None };
         Some((mapping.bytes, asked, memory.asked_elsewhere().is_some()))
+    }
+
+    /// What there is of the program's own memory.
+    pub fn live(&self) -> Live {
+        let mut live = Live::default();
+        for memory in self.memory.values() {
+            let Origin::Asked(asked) = memory.origin else { continue };
+            live.count += 1;
+            live.bytes += memory.bytes();
+            let far = memory.parts.iter().filter(|part| part.place != Place::Gpu(asked) && !part.place.is_stored());
+            live.far += far.map(|part| part.bytes).sum::<u64>();
+        }
+        live
     }
 
     /// Bytes of the program's own memory at a place, mapped or not.

@@ -18,7 +18,7 @@ pub mod of_kind;
 mod steer;
 
 pub use anchors::Anchor;
-pub use inventory::{Behind, Part, Release, Releasing, Retained, Unmapping};
+pub use inventory::{Behind, OfParts, Part, Release, Releasing, Retained, Unmapping};
 pub use number::Number;
 pub use steer::{Request, create};
 
@@ -117,8 +117,8 @@ pub fn range_at(address: u64) -> Option<(u64, u64)> {
 pub struct Use {
     number: Number,
     handle: Physical,
-    /// Whether this is one of several parts.
-    pub is_of_parts: bool,
+    /// Where this is one of several parts: of what.
+    pub of_parts: Option<OfParts>,
 }
 
 impl Use {
@@ -147,8 +147,8 @@ impl Drop for Use {
 /// What is behind a number, for a call; `None` where it is not known here, and the driver's to judge.
 pub fn use_of(number: Number) -> Option<Use> {
     with_number(number, |inventory| {
-        let parts = inventory.begin_call(number)?;
-        Some(Use { number, handle: parts.first()?.handle, is_of_parts: parts.len() > 1 })
+        let handle = inventory.begin_call(number)?.first()?.handle;
+        Some(Use { number, handle, of_parts: inventory.of_parts(number) })
     })
 }
 
@@ -366,12 +366,12 @@ pub fn set_access(
 
 /// Grants memory that lies elsewhere, of what the program has set access to, to every GPU that the pool would grant it to: a copy
 /// that names the GPU it was asked for runs, for all the driver knows, on the one it lies on, and without access that kills
-/// the context. They get the most that the program has given any GPU so far, and not what it gave now: who may only read would take from another what that was given before.
+/// the context. They get the most that the program has given any GPU so far, now included, and not what it gave now: who may only read would take from another
+/// what that was given before.
 fn widen(driver: &Driver, elsewhere: &[Piece], list: &[Access]) -> CuResult {
-    let by_gpus = list.iter().filter(|access| access.location.device().is_some());
-    let Some(flags) = by_gpus.map(|access| access.flags).max().filter(|flags| *flags != 0) else {
+    if !list.iter().any(|access| access.location.device().is_some() && access.flags != 0) {
         return CuResult::SUCCESS;
-    };
+    }
     let named = |device: u32| list.iter().any(|access| access.location.device() == Some(device));
     for piece in elsewhere {
         let Some(plan) = backing::open::plan(driver) else { break };
@@ -381,7 +381,8 @@ fn widen(driver: &Driver, elsewhere: &[Piece], list: &[Access]) -> CuResult {
         {
             continue;
         }
-        let flags = with_inventory(|inventory| inventory.most_given(piece.start)).map_or(flags, |most| most.max(flags));
+        // Nothing where another thread has just unmapped it.
+        let Some(flags) = with_inventory(|inventory| inventory.most_given(piece.start)) else { continue };
         let others: Vec<Access> = plan
             .readers(piece.place)
             .filter(|&reader| !named(reader))

@@ -167,6 +167,11 @@ pub fn mapped_in(address: u64, bytes: u64) -> Vec<(u64, Option<u32>)> {
     with(|known| known.mapped_in(address, bytes)).unwrap_or_default()
 }
 
+/// How many there are.
+pub fn count() -> u64 {
+    with(|known| known.pieces.len() as u64).unwrap_or_default()
+}
+
 /// Bytes of all that there is.
 pub fn bytes() -> u64 {
     with(|known| known.bytes()).unwrap_or_default()

@@ -99,7 +99,7 @@ unsafe fn numbered(result: CuResult, output: *mut Physical, request: &Request, c
         let handle = unsafe { *output };
         let part = Part { handle, place: Place::Gpu(request.device), bytes: request.bytes };
         // SAFETY: not NULL; the driver has just written there.
-        unsafe { *output = made(request, vec![part], charged) };
+        unsafe { *output = made(request, vec![part], charged, None) };
         // A program may have no other memory than this: what it has of it is told by places, which the plan knows.
         if let Some(driver) = process::driver().filter(|_| !charged) {
             let _ = backing::open::plan(driver);
@@ -109,11 +109,13 @@ unsafe fn numbered(result: CuResult, output: *mut Physical, request: &Request, c
     result
 }
 
-/// The program's number for memory that was made as these parts.
-fn made(request: &Request, parts: Vec<Part>, charged: bool) -> Physical {
+/// The program's number for memory that was made as these parts: because it is larger than that, where it is.
+fn made(request: &Request, parts: Vec<Part>, charged: bool, most_whole: Option<u64>) -> Physical {
     let (number, is_taken) = with_inventory(|inventory| {
         let is_taken = parts.iter().any(|part| inventory.avoid(part.handle));
-        (inventory.made(request.device, parts, charged), is_taken)
+        let number = inventory.made(request.device, parts, charged);
+        inventory.was_asked_for(number, request.properties.rdma, most_whole);
+        (number, is_taken)
     });
     if is_taken {
         tracing::error!(
@@ -200,14 +202,15 @@ unsafe fn elsewhere(
     // memory, which is the pool's (XLA), ask for more than any place has. What the GPU lacks only now, since others were given it or it is
     // drained, makes no arena of a small piece.
     let lasting = backing::terms::lasting_limit_of(device).unwrap_or(u64::MAX);
-    let whole = bytes <= plan.memory_of(device).min(lasting) / 2;
-    for place in plan.order(device).into_iter().skip(1).filter(|_| whole) {
+    let most_whole = plan.memory_of(device).min(lasting) / 2;
+    let too_large = (bytes > most_whole).then_some(most_whole);
+    for place in plan.order(device).into_iter().skip(1).filter(|_| too_large.is_none()) {
         if has(driver, plan, place, bytes, api)
             && set_aside(plan, place, bytes, limit(place), api)
             && let Ok(parts) = make(driver, plan, request, &[(place, bytes)])
         {
             // SAFETY: as for this function.
-            return Some(unsafe { hand_out(output, request, parts, why) });
+            return Some(unsafe { hand_out(output, request, parts, why, too_large) });
         }
     }
     let mut rooms = rooms(driver, plan, request, limit);
@@ -223,7 +226,7 @@ unsafe fn elsewhere(
         let charged = charged.map_err(|place| (place, CuResult::OUT_OF_MEMORY));
         let (place, result) = match charged.and_then(|()| make(driver, plan, request, &pieces)) {
             // SAFETY: as for this function.
-            Ok(parts) => return Some(unsafe { hand_out(output, request, parts, why) }),
+            Ok(parts) => return Some(unsafe { hand_out(output, request, parts, why, too_large) }),
             Err(failed) => failed,
         };
         let asked: u64 = pieces.iter().filter(|(other, _)| *other == place).map(|(_, bytes)| bytes).sum();
@@ -279,9 +282,15 @@ fn make(
 
 /// # Safety
 /// `output` is the program's, of a `cuMemCreate` that asks for what `request` says; `parts` were made for that.
-unsafe fn hand_out(output: *mut Physical, request: &Request, parts: Vec<Part>, why: &'static str) -> CuResult {
+unsafe fn hand_out(
+    output: *mut Physical,
+    request: &Request,
+    parts: Vec<Part>,
+    why: &'static str,
+    most_whole: Option<u64>,
+) -> CuResult {
     let home = request.device;
-    let number = made(request, parts.clone(), true);
+    let number = made(request, parts.clone(), true, most_whole);
     bell::allocated();
     // SAFETY: not NULL; the driver would write there.
     unsafe { *output = number };

@@ -93,6 +93,11 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
     if stayed > 0 || moved + there == 0 { Err(Unplaced::Stayed) } else { Ok(()) }
 }
 
+/// Whether a range lies in one live block of this process's pool.
+pub fn is_in_one_block(address: u64, bytes: u64) -> bool {
+    block_at(address).is_some_and(|block| bytes <= block.address + block.bytes - address)
+}
+
 /// A range of a live block may be anywhere again.
 pub fn is_anywhere(address: u64, bytes: u64) -> Result<(), Unplaced> {
     let block = block_at(address).ok_or(Unplaced::NotOurs)?;
