@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use gpupool_config::{Mode, Settings, Toggle, format_size};
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Door, Life, Serving, Standing, is_all_ending, may_be_of, ring, stat};
+use gpupool_metrics::{Door, Life, Member, Serving, Standing, is_all_ending, may_be_of, ring, stat};
 use gpupool_wire::Socket;
 use gpupool_wire::blocks::Handle;
 use gpupool_wire::control::{ROOM, Reply, Request, Target};
@@ -193,11 +193,11 @@ pub fn job_of(pid: u32) -> Result<Vec<Listed>, Failure> {
     let process = &one.told.process;
     let Some(ranks) = ranks_beside(&one, Pages::new().look().rows) else {
         return Err(Failure::usage(format!(
-            "process {pid} has no number in a job (LOCAL_RANK and the like); name all processes that belong together"
+            "process {pid} has no number in a job (LOCAL_RANK and the like), and nothing beside it runs the same on other GPUs; name all processes that belong together"
         )));
     };
     let numbers: Vec<u32> = ranks.iter().filter_map(|row| row.told.process.rank).collect();
-    let is_whole = process.world.is_none_or(|world| numbers.iter().copied().eq(0..world));
+    let is_whole = process.rank.is_none() || process.world.is_none_or(|world| numbers.iter().copied().eq(0..world));
     if !is_whole || numbers.windows(2).any(|pair| pair[0] == pair[1]) {
         let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
         return Err(Failure::usage(format!(
@@ -211,11 +211,18 @@ pub fn job_of(pid: u32) -> Result<Vec<Listed>, Failure> {
     find(&pids)
 }
 
-/// Which of these are ranks of the same job as this one, which is one of them, by their numbers: what the same launcher started for the same user. `None`: no launcher gave it a
-/// number.
+/// Which of these are ranks of the same job as this one, which is one of them: by their numbers, what the same launcher started for the same user; where no launcher gave it a
+/// number, what looks like a rank beside it ([`Member`]). `None`: it has neither.
 fn ranks_beside(one: &Listed, rows: Vec<Listed>) -> Option<Vec<Listed>> {
     let process = &one.told.process;
-    let (Some(_), Some(parent)) = (process.rank, parent(process.identity.pid)) else { return None };
+    if process.rank.is_none() {
+        let own = Member::of(&one.told)?;
+        let is_beside =
+            |row: &Listed| row.owner == one.owner && row.state != Life::Elsewhere && own.is_beside(&row.told);
+        let beside: Vec<Listed> = rows.into_iter().filter(is_beside).collect();
+        return (!beside.is_empty()).then(|| std::iter::once(one.clone()).chain(beside).collect());
+    }
+    let parent = parent(process.identity.pid)?;
     let is_rank = |row: &Listed| {
         let other = &row.told.process;
         row.owner == one.owner
@@ -235,7 +242,7 @@ pub fn apart(rows: &[Listed]) -> Option<(&Listed, Vec<u32>)> {
     let identity = |row: &Listed| row.told.process.identity;
     let is_of_several = |row: &&Listed| {
         let process = &row.told.process;
-        [process.world, process.job_world].into_iter().flatten().any(|ranks| ranks > 1)
+        process.rank.is_none() || [process.world, process.job_world].into_iter().flatten().any(|ranks| ranks > 1)
     };
     let is_missed = |row: &Listed| {
         !identity(row).life().is_over()

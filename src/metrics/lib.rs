@@ -28,6 +28,7 @@ mod process;
 mod reader;
 mod runs;
 mod seqlock;
+mod siblings;
 mod sync;
 
 #[cfg(all(test, loom))]
@@ -47,3 +48,4 @@ pub use page::{Memory, Page};
 pub use process::{Identity, Life, Stat, is_all_ending, lineage, may_be_of, stat};
 pub use reader::{Source, Unreadable, identify, read};
 pub use runs::{Runs, is_kernel, runs};
+pub use siblings::Member;

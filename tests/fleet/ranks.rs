@@ -31,6 +31,43 @@ fn ranks_that_no_launcher_tells_of_keep_to_their_own_gpus() {
     ranks.into_iter().chain([other]).for_each(|program| drop(is_whole(program)));
 }
 
+/// The kernels of each may wait for the other's: one alone is refused, and neither is suspended by itself.
+#[test]
+fn ranks_that_no_launcher_tells_of_are_suspended_together() {
+    let machine = Machine::new("2x320MiB");
+    let idle = |gpu: u32| machine.rank(gpu).env("GPUPOOL_IDLE_SUSPEND", "1s");
+    let mut ranks = [machine.start(idle(0)), machine.start(idle(1))];
+    ranks.iter_mut().for_each(|rank| takes(rank, 24));
+    for rank in &ranks {
+        machine.until(rank, "its page", |page| page.levels.live_bytes == 24 * MIB);
+    }
+    let [first, second] = [0, 1].map(|rank: usize| ranks[rank].pid());
+    let alone = machine.gpupool(&format!("suspend --to host {first}"));
+    let said = String::from_utf8_lossy(&alone.stderr).into_owned();
+    assert!(!alone.status.success() && said.contains(&format!("process {second} runs the same program")), "{said}");
+    assert!(said.contains(&format!("--job {first}")) && said.contains("GP022"), "{said}");
+    let are_suspended =
+        |ranks: &[Running; 2]| [0, 1].map(|rank: usize| machine.page(&ranks[rank]).levels.suspended > 0);
+    assert_eq!(are_suspended(&ranks), [false; 2]);
+    for rank in &ranks {
+        let log = eventually("that it is not suspended by itself", || {
+            let log = std::fs::read_to_string(rank.log()).ok()?;
+            log.contains("this process is not suspended by itself, because another rank").then_some(log)
+        });
+        assert_eq!(log.matches("is not suspended by itself").count(), 1, "{log}");
+    }
+    assert_eq!(are_suspended(&ranks), [false; 2]);
+    let (left, is_done) = machine.told(&format!("suspend --json --to host --job {second}"));
+    assert!(is_done && left.as_array().is_some_and(|rows| rows.len() == 2), "{left}");
+    assert_eq!(are_suspended(&ranks), [true; 2]);
+    let (back, is_done) = machine.told(&format!("resume --json --job {first}"));
+    assert!(is_done && back.as_array().is_some_and(|rows| rows.len() == 2), "{back}");
+    for mut rank in ranks {
+        assert_eq!(rank.ask("check"), "0");
+        is_whole(rank);
+    }
+}
+
 /// Of another session, started by another process, another program, or another notebook of one server: each looks like a rank, and is nobody's.
 #[test]
 fn programs_that_only_look_like_ranks_lend_each_other_their_gpus() {

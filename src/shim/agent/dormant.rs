@@ -7,6 +7,7 @@
 use crate::checkpoint;
 use crate::log;
 use crate::process;
+use crate::recall::siblings;
 use crate::suspend::{self, Target};
 use crate::watch::context;
 use gpupool_config::Mode;
@@ -58,7 +59,7 @@ impl Dormant {
         // The call that had it come back has not been made yet, and would wait again and again where that takes longer than a program may rest.
         if counted != self.counted.0 || over != std::mem::replace(&mut self.over, over) {
             self.counted = (counted, now);
-        } else if now - self.counted.1 >= self.after && !checkpoint::is_under_way() {
+        } else if now - self.counted.1 >= self.after && !checkpoint::is_under_way() && !is_rank() {
             // What keeps it from that may be over by then.
             self.counted.1 = now;
             let folder = process::settings().idle_suspend_to.clone();
@@ -85,6 +86,25 @@ impl Dormant {
 fn names(why: &str, folder: &Path) -> bool {
     let whole = std::path::absolute(folder).unwrap_or_default();
     [folder, &whole].into_iter().any(|path| !path.as_os_str().is_empty() && why.starts_with(&*path.to_string_lossy()))
+}
+
+/// Whether this is one of several ranks, which is suspended with all others alone: the next of them that meets it in a collective would wait until it is back, and NCCL's watchdog
+/// may end it meanwhile.
+fn is_rank() -> bool {
+    let others = siblings::others();
+    if others > 0 {
+        log::warn_once(
+            "suspend-rank",
+            format_args!(
+                "GPUPOOL_IDLE_SUSPEND: this process is not suspended by itself, because {} of its job {} on this host, which may wait for it in a collective: `gpupool suspend --job {}` \
+                 suspends all of them together (said once)",
+                if others == 1 { "another rank".to_owned() } else { format!("{others} other ranks") },
+                if others == 1 { "is" } else { "are" },
+                std::process::id()
+            ),
+        );
+    }
+    others > 0
 }
 
 /// All uses of GPUs so far.

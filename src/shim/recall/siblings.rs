@@ -1,6 +1,4 @@
-//! The other ranks of a job, where no launcher's variable tells of them (`torch.multiprocessing.spawn`, Dask-CUDA, vLLM's workers): processes of one
-//! session and one parent that run the same program, see the same GPUs and each work on others of these. They keep to their own GPUs, as ranks do. Two scripts
-//! of one interpreter are two programs ([`gpupool_metrics::runs`]), and so are two notebooks of one server, whose kernels run the same ([`gpupool_metrics::is_kernel`]).
+//! The other ranks of a job, where no launcher's variable tells of them ([`gpupool_metrics::Member`]). They keep to their own GPUs, as ranks do.
 
 use super::neighbours;
 use crate::backing::{open, terms};
@@ -8,8 +6,8 @@ use crate::watch::context;
 use crate::{live, process, tiers};
 use gpupool_config::{Devices, Mode, Move};
 use gpupool_machine::Uuid;
+use gpupool_metrics::Member;
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Snapshot, is_kernel, lineage, runs};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -50,40 +48,26 @@ fn share_moves(ranks: u32) {
     );
 }
 
+/// How many other ranks of this job there are; `None` where that cannot be seen.
 fn siblings() -> Option<u32> {
     let plan = open::plan_made().filter(|plan| plan.members.len() > 1)?;
     let page = super::page()?;
     let folder = Folder::around(page).ok()?;
-    // Whatever was left to the first process of the machine is nobody's job.
-    let own = lineage(std::process::id()).filter(|(parent, _)| *parent > 1)?;
     let seen: BTreeSet<Uuid> = plan.topology.gpus.iter().map(|gpu| gpu.uuid).collect();
     let at_work: BTreeSet<Uuid> = context::all()
         .iter()
         .filter_map(|context| plan.topology.gpus.get(context.device.ordinal() as usize))
         .map(|gpu| gpu.uuid)
         .collect();
-    let own_runs = runs(std::process::id());
-    // Two notebooks of one server are two programs of one user, whatever he does in each of them.
-    if is_kernel(std::process::id(), own.0, own_runs.as_ref()) {
-        return Some(0);
-    }
     let name = std::env::current_exe().ok()?.file_name()?.to_string_lossy().into_owned();
-    let is_sibling = |told: &Snapshot| {
-        let gpus = &told.levels.gpus.rows;
-        let works: BTreeSet<Uuid> = told
-            .contexts
-            .rows
-            .iter()
-            .filter_map(|context| told.levels.gpu(context.device))
-            .map(|gpu| gpu.uuid)
-            .collect();
-        told.process.name == name
-            && gpus.iter().map(|gpu| gpu.uuid).collect::<BTreeSet<_>>() == seen
-            && !works.is_empty()
-            && works.is_disjoint(&at_work)
-            && lineage(told.process.identity.pid) == Some(own)
-            // Read last, as it takes most. Where it is not told, they may.
-            && own_runs.as_ref().zip(runs(told.process.identity.pid)).is_none_or(|(own, theirs)| own.may_be_same_as(&theirs))
-    };
-    u32::try_from(neighbours::snapshots(&folder).iter().filter(|told| is_sibling(told)).count()).ok()
+    let Some(own) = Member::new(std::process::id(), &name, seen, at_work) else { return Some(0) };
+    u32::try_from(neighbours::snapshots(&folder).iter().filter(|told| own.is_beside(told)).count()).ok()
+}
+
+/// How many ranks of its job beside this one there are on this host: as the launcher says, or as they are found now.
+pub fn others() -> u32 {
+    match process::settings().local_ranks {
+        Some((_, ranks)) => ranks.saturating_sub(1),
+        None => siblings().unwrap_or_else(terms::siblings),
+    }
 }

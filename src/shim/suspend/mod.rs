@@ -182,9 +182,17 @@ pub fn refuse_alone(ranks: &[u32]) -> String {
         [_] => ("process", "runs", "it is"),
         _ => ("processes", "run", "they are"),
     };
+    let is_numbered = process::settings().local_ranks.is_some();
+    let is_one = if is_numbered {
+        format!("it is a rank of a job of which {processes} {pids} {run} as well, and {them} not named")
+    } else {
+        format!(
+            "{processes} {pids} {run} the same program, started by the same process, on other GPUs, as ranks of one job do, and {them} not named"
+        )
+    };
     let why = format!(
-        "it is a rank of a job of which {processes} {pids} {run} as well, and {them} not named: gpupool suspend --job {} suspends all of them together, --alone this one \
-         without the others, which may wait for it in a collective until it is resumed, or be ended by NCCL's watchdog (GP022)",
+        "{is_one}: gpupool suspend --job {} suspends all of them together, --alone this one without the others, which may wait for it in a collective until it is resumed, or be \
+         ended by NCCL's watchdog (GP022)",
         std::process::id()
     );
     // Once: whoever asks in a loop has heard it.
