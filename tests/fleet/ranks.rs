@@ -37,7 +37,9 @@ fn ranks_that_no_launcher_tells_of_are_suspended_together() {
     let machine = Machine::new("2x320MiB");
     let idle = |gpu: u32| machine.rank(gpu).env("GPUPOOL_IDLE_SUSPEND", "1s");
     let mut ranks = [machine.start(idle(0)), machine.start(idle(1))];
-    ranks.iter_mut().for_each(|rank| takes(rank, 24));
+    for rank in &mut ranks {
+        takes(rank, 24);
+    }
     for rank in &ranks {
         machine.until(rank, "its page", |page| page.levels.live_bytes == 24 * MIB);
     }
