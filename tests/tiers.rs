@@ -135,7 +135,12 @@ fn what_is_free_at_the_end_did_not_keep_anything_far() {
         _ => None,
     });
     assert!(!reasons.is_empty(), "{}", told.stderr);
-    assert!(reasons.iter().all(|why| why == "all that lies near is used as much"), "{reasons:?}");
+    assert!(
+        reasons
+            .iter()
+            .all(|why| why == "nothing that lies near and may leave is used so much less that an exchange pays"),
+        "{reasons:?}"
+    );
 }
 
 /// What a page draws of moves and of the pool's addresses comes from these lines alone.
@@ -771,7 +776,7 @@ fn why_far(gpu_mib: u32, others_mib: u32) -> Vec<String> {
 #[test]
 fn what_a_function_reads_far_is_not_put_down_to_others_for_the_programs_own_context() {
     let (alone, beside) = (why_far(150, 0), why_far(274, 124));
-    assert_eq!(alone, ["all that lies near is used as much"]);
+    assert_eq!(alone, ["nothing that lies near and may leave is used so much less that an exchange pays"]);
     assert_eq!(beside, ["others have 124.0 MiB of GPU 0 that this program might have by its limits"]);
 }
 
