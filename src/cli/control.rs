@@ -81,6 +81,11 @@ pub struct Told {
     pub waited_microseconds: u64,
     /// Of those that moved, in the time without that wait.
     pub bytes_per_second: u64,
+    /// Of all that it has now, what lies on other GPUs than those that use it, and what on the host; where that is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_other_gpus_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_host_bytes: Option<u64>,
     /// Where its memory is now, in words, where that is said.
     #[serde(skip)]
     pub whereabouts: String,
@@ -313,6 +318,8 @@ fn told_by(row: &Listed, answer: Result<Reply, String>) -> Told {
         microseconds: 0,
         waited_microseconds: 0,
         bytes_per_second: 0,
+        on_other_gpus_bytes: None,
+        on_host_bytes: None,
         whereabouts: String::new(),
         because: String::new(),
     };
