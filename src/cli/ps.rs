@@ -68,15 +68,14 @@ struct Lent {
     /// The other one.
     pid: u32,
     bytes: u64,
+    /// Others that work on the same GPU, which lend the same bytes and not as many more.
+    with: Vec<u32>,
 }
 
 /// What others borrow of the GPUs on which this process has a context, as far as their pages tell.
 fn lends(row: &Listed, rows: &[Listed]) -> Vec<Lent> {
     let told = &row.told;
-    let mut works: Vec<u32> = told.contexts.rows.iter().map(|context| context.device).collect();
-    works.sort_unstable();
-    works.dedup();
-    let gpus: Vec<_> = works.into_iter().filter_map(|gpu| Some((gpu, told.levels.gpu(gpu)?.uuid))).collect();
+    let gpus = works_on(told);
     let pid = told.process.identity.pid;
     let mut lent: BTreeMap<(u32, u32), u64> = BTreeMap::new();
     for other in rows.iter().filter(|other| other.told.process.identity.pid != pid).map(|other| &other.told) {
@@ -87,7 +86,28 @@ fn lends(row: &Listed, rows: &[Listed]) -> Vec<Lent> {
             }
         }
     }
-    lent.into_iter().map(|((gpu, pid), bytes)| Lent { gpu: format!("gpu{gpu}"), pid, bytes }).collect()
+    let lenders_of = |uuid: Uuid, borrower: u32| {
+        let lends = |other: &&Listed| {
+            let other = &other.told;
+            ![pid, borrower].contains(&other.process.identity.pid)
+                && works_on(other).iter().any(|(_, known)| *known == uuid)
+        };
+        rows.iter().filter(lends).map(|other| other.told.process.identity.pid).collect()
+    };
+    let row = |((gpu, pid), bytes)| {
+        let uuid = gpus.iter().find(|(known, _)| *known == gpu).map(|(_, uuid)| *uuid);
+        let with = uuid.map_or_else(Vec::new, |uuid| lenders_of(uuid, pid));
+        Lent { gpu: format!("gpu{gpu}"), pid, bytes, with }
+    };
+    lent.into_iter().map(row).collect()
+}
+
+/// The GPUs on which a process has a context, by its numbering and by what they are.
+fn works_on(told: &Snapshot) -> Vec<(u32, Uuid)> {
+    let mut works: Vec<u32> = told.contexts.rows.iter().map(|context| context.device).collect();
+    works.sort_unstable();
+    works.dedup();
+    works.into_iter().filter_map(|gpu| Some((gpu, told.levels.gpu(gpu)?.uuid))).collect()
 }
 
 fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)]) -> String {
@@ -152,7 +172,15 @@ fn borrows(told: &Snapshot) -> Vec<String> {
 }
 
 fn lent_in_words(lent: &Lent) -> String {
-    format!("{} of {} to process {}", format_size(lent.bytes), lent.gpu, lent.pid)
+    let with = match lent.with.as_slice() {
+        [] => String::new(),
+        [one] => format!(" (the same that process {one} lends)"),
+        more => {
+            let more: Vec<String> = more.iter().map(u32::to_string).collect();
+            format!(" (the same that processes {} lend)", more.join(", "))
+        }
+    };
+    format!("{} of {} to process {}{with}", format_size(lent.bytes), lent.gpu, lent.pid)
 }
 
 /// Which GPU each number means of those of which a process has something.

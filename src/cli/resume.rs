@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use gpupool_config::format_size;
 use gpupool_metrics::Levels;
 use gpupool_wire::control::Request;
 
@@ -74,6 +75,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         let identity = before.told.process.identity;
         let levels = now.rows.iter().find(|row| row.told.process.identity == identity).map(|row| &row.told.levels);
         told.because = levels.map_or_else(|| NO_ROOM.to_owned(), because);
+        // How a program is that was not resumed says nothing of what came back.
+        let residence = levels.filter(|_| told.error.is_none()).map(|levels| &levels.residence);
+        told.on_other_gpus_bytes = residence.map(|residence| residence.on_peers);
+        told.on_host_bytes = residence.map(|residence| residence.on_host);
     }
     let (here, resumed): (Vec<_>, Vec<_>) =
         told.iter().cloned().partition(|told| args.json || !others.contains(&told.pid));
@@ -84,22 +89,27 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     Ok(if done && are_all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Why something has not come back, where nothing else is known.
-const NO_ROOM: &str = ", for want of room, and lies on other GPUs or on the host";
-
-/// The same of a program that says where it has what: no room helps to come back to a GPU that is drained.
+/// Why something has not come back, of a program that says where it has what, and how much it has on other GPUs and how much on the host now: no room helps to come back to a
+/// GPU that is drained.
 fn because(levels: &Levels) -> String {
+    let has = [(levels.residence.on_peers, "on other GPUs"), (levels.residence.on_host, "on the host")];
+    let has = has.into_iter().filter(|(bytes, _)| *bytes > 0);
+    let has: Vec<String> = has.map(|(bytes, place)| format!("{} {place}", format_size(bytes))).collect();
+    let has = if has.is_empty() { String::new() } else { format!(" (it has {} now)", has.join(", ")) };
     let drained = levels.places.rows.iter().filter(|place| place.is_gpu() && place.drained);
     let gpus: Vec<String> = drained.filter_map(|place| levels.gpu(place.number)?.uuid_text()).collect();
     if gpus.is_empty() {
-        return NO_ROOM.to_owned();
+        return format!("{NO_ROOM}{has}");
     }
     let ends = gpus.iter().map(|gpu| format!("gpupool undrain {gpu}")).collect::<Vec<_>>().join(", ");
     format!(
-        ", and lies on other GPUs or on the host: {} is drained, and what was there comes back with {ends}; what is of other GPUs, once there is room",
+        "{has}: {} is drained, and what was there comes back with {ends}; what is of other GPUs, once there is room",
         gpus.join(", ")
     )
 }
+
+/// Why something has not come back, where nothing else is known.
+const NO_ROOM: &str = ", for want of room";
 
 /// Those that are named and there, and whether they are all: that one of several has ended keeps no other one suspended.
 fn found(args: &Args) -> Result<(Vec<Listed>, bool), Failure> {

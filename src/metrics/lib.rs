@@ -47,5 +47,5 @@ pub const LABELS: usize = layout::LABELS;
 pub use page::{Memory, Page};
 pub use process::{Identity, Life, Stat, is_all_ending, lineage, may_be_of, stat};
 pub use reader::{Source, Unreadable, identify, read};
-pub use runs::{Runs, is_kernel, runs};
+pub use runs::{Environment, Maps, Runs, is_kernel, runs};
 pub use siblings::Member;

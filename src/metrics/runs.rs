@@ -1,6 +1,7 @@
 //! What a process runs, so that two that run the same can be told from two that only have one interpreter.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,55 @@ enum Code {
     Untold,
 }
 
+/// The environment that a process was started with. A program that writes to its own while another thread of it reads has no part in it.
+#[derive(Clone, Debug)]
+pub struct Environment(Vec<u8>);
+
+impl Environment {
+    /// That of a process, by its number or `self`. `None`: it has ended, or this user is not told.
+    pub fn of(process: impl Display) -> Option<Self> {
+        fs::read(format!("/proc/{process}/environ")).ok().map(Self)
+    }
+
+    /// Each variable with its value.
+    pub fn variables(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+        self.0.split(|byte| *byte == 0).filter_map(|variable| {
+            let at = variable.iter().position(|byte| *byte == b'=')?;
+            Some((OsStr::from_bytes(&variable[..at]), OsStr::from_bytes(&variable[at + 1..])))
+        })
+    }
+
+    /// The value of one; of several with this name, the first.
+    pub fn get(&self, name: &str) -> Option<&OsStr> {
+        self.variables().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+}
+
+/// The files that a process maps, and what of them matters to us.
+#[derive(Clone, Debug)]
+pub struct Maps(Vec<u8>);
+
+impl Maps {
+    /// Those of a process. `None`: it has ended, or this user is not told.
+    pub fn of(pid: u32) -> Option<Self> {
+        fs::read(format!("/proc/{pid}/maps")).ok().map(Self)
+    }
+
+    /// Whether gpupool's library is among them.
+    pub fn has_library(&self) -> bool {
+        self.has(b"/libgpupool")
+    }
+
+    /// Whether the CUDA driver's library is.
+    pub fn has_driver(&self) -> bool {
+        self.has(b"cuda.so")
+    }
+
+    fn has(&self, part: &[u8]) -> bool {
+        self.0.windows(part.len()).any(|there| there == part)
+    }
+}
+
 /// What a process runs; `None` where it has ended, or another user's is not told.
 pub fn runs(pid: u32) -> Option<Runs> {
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -43,9 +93,9 @@ impl Runs {
 /// Whether a process of this parent is the kernel of a notebook: it runs IPython's program, or its parent is the server that says in its environment that it started it
 /// (`JPY_PARENT_PID`). What a kernel starts inherits that, and has another parent.
 pub fn is_kernel(pid: u32, parent: u32, runs: Option<&Runs>) -> bool {
-    // As it was at the start: a program may write to its own while another thread of it reads.
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let server = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"JPY_PARENT_PID="));
+    let environment = Environment::of(pid);
+    let server = environment.as_ref().and_then(|environment| environment.get("JPY_PARENT_PID"));
+    let server = server.map(OsStr::as_bytes);
     is_kernel_of(parent, server, runs)
 }
 
@@ -182,6 +232,24 @@ mod tests {
         assert!(
             !of("/usr/bin/julia", &["julia", "-q", "a.jl"]).may_be_same_as(&of("/usr/bin/julia", &["julia", "b.jl"]))
         );
+    }
+
+    #[test]
+    fn a_variable_is_what_stands_behind_its_whole_name() {
+        let environment = Environment(b"HOME_OF=/a\0HOME=/b=c\0=::\0HOME=/d\0nothing\0EMPTY=\0".to_vec());
+        let get = |name: &str| environment.get(name).and_then(OsStr::to_str);
+        assert_eq!([get("HOME"), get("EMPTY"), get("nothing")], [Some("/b=c"), Some(""), None]);
+    }
+
+    #[test]
+    fn what_a_process_maps_and_was_started_with_is_read() {
+        let own = std::process::id();
+        assert!(Environment::of("self").is_some() && Environment::of(u32::MAX).is_none());
+        // The test is no program under gpupool, and is linked to no driver.
+        let maps = Maps::of(own).unwrap();
+        assert!(maps.has(b"/") && !maps.has_library() && !maps.has_driver());
+        assert!(Maps(b"7f00-7f01 r-xp 0 08:01 1 /opt/lib/libgpupool.so\n".to_vec()).has_library());
+        assert!(Maps::of(u32::MAX).is_none());
     }
 
     #[test]

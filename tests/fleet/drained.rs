@@ -3,6 +3,7 @@
 use super::setup::{held, is_whole, takes};
 use super::{MIB, Machine, at, ends_well, uuid};
 use gpupool_events::Event;
+use gpupool_metrics::Snapshot;
 use harness::{Run, Running, eventually};
 use serde_json::Value;
 use std::process::Stdio;
@@ -134,6 +135,32 @@ fn what_is_too_much_for_each_of_the_other_gpus_is_divided_among_them_before_it_g
     assert!(page.levels.residence.on_host <= 22 * MIB, "{page:?}");
     machine.told("undrain --json 1");
     is_whole(program);
+}
+
+/// A block that has parts on two lenders, one of which is drained while the program is suspended: nothing comes to that one, and everything once it lends again.
+#[test]
+fn parts_on_a_lender_that_is_drained_meanwhile_come_elsewhere_with_the_resume() {
+    let folder = tempfile::tempdir().unwrap();
+    for to in ["host".to_owned(), folder.path().display().to_string()] {
+        let machine = Machine::new("3x320MiB");
+        let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1,2");
+        let mut program = machine.start(run.env("GPUPOOL_LIMIT", "0:2MiB,1:60MiB,2:60MiB"));
+        takes(&mut program, 100);
+        let on_both = |page: &Snapshot| held(page, 1) >= 36 * MIB && held(page, 2) >= 36 * MIB;
+        machine.until(&program, "parts on both", on_both);
+        let pid = program.pid();
+        machine.told(&format!("suspend --json --to {to} {pid}"));
+        machine.told("drain --json 1");
+        assert!(machine.told(&format!("resume --json {pid}")).1);
+        let page = machine.page(&program);
+        assert!(held(&page, 1) == 0 && page.levels.suspended == 0, "{to}: {page:?}");
+        assert!(held(&page, 2) >= 36 * MIB && page.levels.residence.on_host >= 36 * MIB, "{to}: {page:?}");
+        assert_eq!(program.ask("check"), "0", "{to}");
+        assert!(machine.told("undrain --json 1").1);
+        let page = machine.until(&program, "parts on both again", on_both);
+        assert!(page.levels.residence.on_host <= 4 * MIB, "{to}: {page:?}");
+        is_whole(program);
+    }
 }
 
 /// Where the GPU that it works on has no room, and neither lender has a context: a copy engine takes three times as long as a kernel for that.

@@ -283,6 +283,25 @@ fn ps_tells_who_borrows_what_of_whom() {
     is_whole(debtor);
 }
 
+/// Two programs work on the GPU of which a third has some: each lends all of that, and not as much more.
+#[test]
+fn what_two_lend_together_is_told_as_the_same() {
+    let machine = Machine::new("2x320MiB");
+    let owners = [20, 20].map(|mib| machine.holder(machine.neighbour(1, 50), mib));
+    let debtor = machine.debtor(40);
+    let pids = owners.each_ref().map(Running::pid);
+    eventually("both", || {
+        let (all, _) = machine.told("ps --json");
+        let row = |pid: u32| all.as_array()?.iter().find(|row| row["process"]["identity"]["pid"] == pid);
+        let with = |pid: u32| Some(row(pid)?["lends"][0]["with"].clone());
+        (with(pids[0])? == serde_json::json!([pids[1]]) && with(pids[1])? == serde_json::json!([pids[0]])).then_some(())
+    });
+    let text = String::from_utf8(machine.gpupool("ps").stdout).unwrap();
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(pids.iter().all(|pid| words.contains(&format!("(the same that process {pid} lends)"))), "{text}");
+    owners.into_iter().chain([debtor]).for_each(|program| _ = is_whole(program));
+}
+
 /// So it is looked at who comes there next.
 #[test]
 fn what_has_not_left_before_whoever_came_has_gone_stays_and_leaves_for_the_next_one() {

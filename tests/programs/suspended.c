@@ -1,7 +1,8 @@
 /*
  * suspended: does what the lines of its standard input say, and answers each with one line. Its main thread never calls the driver between
  * them, so that it answers while the others wait.
- *   begin N          N threads, each with memory of every kind of its own on a GPU (in turn) that it fills and checks, again and again
+ *   begin N          N threads, each with memory of every kind of its own on a GPU (in turn) that it fills and checks, again and again;
+ *                    answered as soon as each has all of that
  *   rounds           how often all of them have done so
  *   wrong            words that were not what they were
  *   signal           a signal for the first of them, which has a handler; handled: how often that ran
@@ -66,6 +67,7 @@ static inline void fail_with(int code)
 
 #include <err.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -78,6 +80,8 @@ enum { MOST = 16, KINDS = 5 };
 
 static const size_t sizes[KINDS] = {24 * MIB, 6 * MIB, 2 * MIB, 40 << 10, 8 * MIB};
 static pthread_t workers[MOST];
+/* Each posts it once it has its memory. */
+static sem_t has_memory;
 static int working;
 static atomic_int ends, handled, first, is_allocated, is_filled, running, has_left;
 static atomic_long rounds, wrong;
@@ -137,6 +141,7 @@ static void *work(void *argument)
         blocks[kind] = memory_of(kind, device, &handle);
     if (number == 0)
         any_block = blocks[0];
+    REQUIRE(sem_post(&has_memory) == 0);
     for (volatile uint32_t round = 0; !atomic_load(&ends); round++) {
         if (number == 0)
             (void)sigsetjmp(beginning, 1);
@@ -476,10 +481,12 @@ int main(void)
         pthread_t other;
         line[strcspn(line, "\n")] = 0;
         if (sscanf(line, "begin %d", &number) == 1) {
-            REQUIRE(number <= MOST);
+            REQUIRE(number <= MOST && sem_init(&has_memory, 0, 0) == 0);
             atomic_store(&running, number);
             for (working = 0; working < number; working++)
                 REQUIRE(pthread_create(&workers[working], NULL, work, (void *)(uintptr_t)working) == 0);
+            while (number > 0)
+                number -= sem_wait(&has_memory) == 0;
             puts("begun");
         } else if (strcmp(line, "rounds") == 0) {
             printf("%ld\n", atomic_load(&rounds));

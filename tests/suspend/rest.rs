@@ -29,6 +29,7 @@ fn what_stayed_on_the_host_comes_back_once_there_is_room() {
     assert_eq!(other.ask("keep 700"), "kept");
     let back = told(&program, "resume");
     assert!(back["stayed_bytes"].as_u64() >= Some(500 * MIB), "{back}");
+    assert_eq!((&back["on_host_bytes"], &back["on_other_gpus_bytes"]), (&back["stayed_bytes"], &0.into()), "{back}");
     is_right(&mut program);
     // Whoever asks once more hears how it is.
     let again = told(&program, "resume");
@@ -70,6 +71,35 @@ fn what_lies_on_another_gpu_since_its_own_is_full_has_not_come_back() {
     is_right(&mut program);
 }
 
+/// Neither GPU has room for the large block beside the small one, which is nearer to its place; the other one has room for the small one.
+#[test]
+fn what_is_small_goes_to_another_gpu_where_what_is_large_has_no_room_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("machine");
+    let mut program = suspended("2x640MiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    program.ask("allocate 60");
+    eventually("the small block", || (program.ask("allocated") == "yes").then_some(()));
+    program.ask("keep 400");
+    told(&program, "suspend --to host");
+    let mut others: Vec<Running> = [(0, 168), (1, 528)]
+        .map(|(gpu, mib)| {
+            let other = Run::program("neighbour").arg(gpu.to_string()).sim("2x640MiB").env("SIMCUDA_MACHINE", &machine);
+            let mut other = other.start(None);
+            other.ask(&format!("take {mib}"));
+            other
+        })
+        .into();
+    let back = told(&program, "resume");
+    let now = eventually("a page", || page(&program));
+    assert_eq!(now.levels.residence.on_host, 0, "{back}: {now:?}");
+    assert!(on(&now, 0) >= 400 * MIB && on(&now, 1) >= 60 * MIB, "{now:?}");
+    is_right(&mut program);
+    // It is missed where it was.
+    assert_eq!(others[0].ask("drop"), "dropped");
+    eventually("memory that is back", || page(&program).filter(|page| on(page, 0) >= 460 * MIB));
+    is_right(&mut program);
+}
+
 #[test]
 fn what_a_drain_kept_from_coming_back_comes_back_behind_it() {
     let mut program = suspended("2x1GiB").start(None);
@@ -81,7 +111,7 @@ fn what_a_drain_kept_from_coming_back_comes_back_behind_it() {
     assert!(String::from_utf8_lossy(&drained.stdout).contains("a context"), "{drained:?}");
     let back = program.gpupool(&format!("resume {}", program.pid()));
     let text = String::from_utf8(back.stdout).unwrap();
-    assert!(text.contains("; 64.0 MiB did not, and lies on other GPUs or on the host: GPU-"), "{text}");
+    assert!(text.contains("; 64.0 MiB did not (it has 64.0 MiB on other GPUs now): GPU-"), "{text}");
     assert!(text.contains(&format!("comes back with gpupool undrain {gpu}")), "{text}");
     let drained = eventually("a page", || page(&program));
     assert_eq!((on(&drained, 0), on(&drained, 1)), (0, 64 * MIB), "{drained:?}");

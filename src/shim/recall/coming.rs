@@ -17,9 +17,10 @@ use gpupool_events::RecallSign;
 use gpupool_interpose::cancel;
 use gpupool_lending::{AWAITED, Alarm, Coming, Heed, InUse, Listed, Whom};
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Snapshot, now as now_in_pages, stat};
+use gpupool_metrics::{Environment, Maps, Snapshot, now as now_in_pages, stat};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
@@ -293,13 +294,11 @@ fn beginner(known: &BTreeSet<u32>) -> Option<u32> {
 
 /// Where a process looks for others: one of another session has its page elsewhere, and is not known to have one. `None`: it is not to be read.
 fn session(process: &str) -> Option<Option<Vec<u8>>> {
-    let variables = std::fs::read(format!("/proc/{process}/environ")).ok()?;
-    let folder = variables.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"XDG_RUNTIME_DIR="));
-    Some(folder.map(<[u8]>::to_vec))
+    let environment = Environment::of(process)?;
+    Some(environment.get("XDG_RUNTIME_DIR").map(|folder| folder.as_bytes().to_vec()))
 }
 
 /// Whether a process has the driver loaded, and this library or the command, whose helper keeps GPUs awake.
 fn uses_cuda_with_us(pid: u32) -> bool {
-    let Ok(maps) = std::fs::read_to_string(format!("/proc/{pid}/maps")) else { return false };
-    maps.contains("cuda.so") && (maps.contains("libgpupool") || at_work::is_helper(pid))
+    Maps::of(pid).is_some_and(|maps| maps.has_driver() && (maps.has_library() || at_work::is_helper(pid)))
 }

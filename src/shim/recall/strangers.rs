@@ -13,7 +13,7 @@ use crate::{clock, nvml, process};
 use gpupool_config::Mode;
 use gpupool_lending::Whom;
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::stat;
+use gpupool_metrics::{Maps, stat};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -134,10 +134,7 @@ fn strangers(new: &[u32]) -> Vec<u32> {
     // One that has allocated nothing yet has no page. Of another user's program root can see that it has the library, too, but neither can ask the other.
     let user_of = |process: &str| std::fs::metadata(format!("/proc/{process}")).ok().map(|process| process.uid());
     let user = user_of("self");
-    let is_ours = |pid: u32| {
-        user_of(&pid.to_string()) == user
-            && std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libgpupool"))
-    };
+    let is_ours = |pid: u32| user_of(&pid.to_string()) == user && Maps::of(pid).is_some_and(|maps| maps.has_library());
     let is_known =
         |pid: u32| pid == std::process::id() || known.contains(&pid) || at_work::is_helper(pid) || is_ours(pid);
     new.iter().copied().filter(|pid| !is_known(*pid)).collect()

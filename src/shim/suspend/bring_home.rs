@@ -16,7 +16,7 @@ use crate::watch::context;
 use gpupool_config::{Move, format_size};
 use gpupool_cuda::Device;
 use gpupool_events::GpuUndrain;
-use gpupool_pool::Place;
+use gpupool_pool::{FRAME, Place};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -255,8 +255,13 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
     {
         why = closed;
     }
-    let rest = if stayed > 0 { vec![Rest { bytes: stayed, what: why, cause: "" }] } else { Vec::new() };
-    Vacated { moved, rest, took: begun.elapsed() }
+    Vacated { moved, rest: rest_of(stayed, why), took: begun.elapsed() }
+}
+
+/// What is told of so many bytes that did not come back. Of less than a page, nothing: what lies beside small memory of others on its page has nothing to gain, and nobody is to look for it.
+fn rest_of(stayed: u64, why: String) -> Vec<Rest> {
+    let rest = Rest { bytes: stayed, what: why, cause: "" };
+    Some(rest).filter(|rest| rest.bytes >= FRAME).into_iter().collect()
 }
 
 /// Each byte of these once, by address: what left when a GPU was drained may have left again since, another one or with the whole program. The first that has it
@@ -313,6 +318,12 @@ fn next_of(away: &mut Vec<Parted>) -> Vec<Parted> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_less_than_a_page_is_not_told_as_what_stays() {
+        let told = |bytes| rest_of(bytes, "no room".to_owned()).iter().map(|rest| rest.bytes).sum::<u64>();
+        assert_eq!([0, 8, FRAME - 1, FRAME].map(told), [0, 0, 0, FRAME]);
+    }
 
     #[test]
     fn what_left_twice_comes_back_once() {

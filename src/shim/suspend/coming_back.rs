@@ -1,5 +1,6 @@
 //! How memory comes back that left its GPUs (`parted.rs`): to where it was, or where there is room now; and what of it has not.
 
+use super::away;
 use super::kept::Kept;
 use super::parted::{Parted, living};
 use super::parting::{Stretch, host_for};
@@ -12,11 +13,16 @@ use crate::backing::open::Opened;
 use crate::backing::terms;
 use crate::gate::{Held, Limits};
 use crate::serve::handles::by_hand;
+use crate::tiers;
 use gpupool_config::format_size;
 use gpupool_cuda::{Driver, Physical};
 use gpupool_pool::{Mapped, Moved, Piece, Place, Wish};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Instant;
+
+/// For how many ranges that found no room smaller memory goes out of the way, of the largest: the program stands still meanwhile, and each looks at all that it has.
+const MOST_IN_THE_WAY: usize = 8;
 
 /// What could not come back although it has to, since it is mapped nowhere: why, and all that is elsewhere still.
 pub type Stuck = (String, Vec<Parted>);
@@ -242,6 +248,7 @@ pub fn bring_back(
     } else {
         rest.extend(batches.iter().map(Vec::as_slice));
     }
+    let mut alone: Vec<Wish> = Vec::new();
     for batch in rest {
         if is_unread() {
             break;
@@ -257,21 +264,36 @@ pub fn bring_back(
             }
             Err(cause) => {
                 *why = Some(cause);
-                for wish in batch {
-                    if is_unread() {
-                        break;
-                    }
-                    match nearest(opened, driver, held, *wish) {
-                        Some(place) if place == wish.to || !place.is_host() => moved += wish.bytes,
-                        // What was freed meanwhile has nowhere to come back to.
-                        None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
-                        _ => stayed += wish.bytes,
-                    }
-                    arrived();
-                }
+                alone.extend_from_slice(batch);
+                continue;
             }
         }
         progress(moved + stayed, total);
+    }
+    // The largest first: what is small finds room beside it, and would be in its way.
+    alone.sort_by_key(|wish| Reverse(wish.bytes));
+    let mut without: Vec<Wish> = Vec::new();
+    for wish in alone {
+        if is_unread() {
+            break;
+        }
+        match nearest(opened, driver, held, wish) {
+            Some(place) if place == wish.to || !place.is_host() => moved += wish.bytes,
+            // What was freed meanwhile has nowhere to come back to.
+            None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
+            _ => {
+                stayed += wish.bytes;
+                without.push(wish);
+            }
+        }
+        arrived();
+        progress(moved + stayed, total);
+    }
+    for wish in without.into_iter().take(MOST_IN_THE_WAY).take_while(|_| !is_unread()) {
+        if behind_smaller(opened, driver, held, wish) {
+            (moved, stayed) = (moved + wish.bytes, stayed.saturating_sub(wish.bytes));
+            progress(moved + stayed, total);
+        }
     }
     for parted in own.iter().take_while(|_| !is_unread()) {
         let Parted::Own { address, bytes, asked, from } = *parted else { continue };
@@ -368,4 +390,70 @@ fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) ->
         rearrange(opened, driver, held, &Turn::default(), &[Wish { to, ..wish }])
             .is_ok_and(|moved| moved.anchored + moved.shared == 0)
     })
+}
+
+/// Has a range that found no room on any GPU come to one from which smaller memory of the program's goes to another GPU: a chunk is not divided, so together they may have
+/// room for it where neither has. What does not help lies where it lay before. Whether the range lies on a GPU now.
+fn behind_smaller(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) -> bool {
+    let is_on_host = opened.pool.pieces(wish.address, 1).first().is_some_and(|piece| piece.place.is_host());
+    let Some(block) = opened.pool.block_at(wish.address).filter(|_| is_on_host) else { return false };
+    let goes = |wish: Wish| {
+        let moved = rearrange(opened, driver, held, &Turn::default(), &[wish]);
+        moved.is_ok_and(|moved| moved.anchored + moved.shared == 0)
+    };
+    let gpus_for = |home: u32, but: Place| {
+        let order = opened.plan.order(home).into_iter();
+        order.filter(move |place| matches!(place, Place::Gpu(_)) && *place != but)
+    };
+    let first = Some(wish.to).filter(|place| matches!(place, Place::Gpu(_)));
+    first.into_iter().chain(gpus_for(block.home, wish.to)).any(|to| {
+        let by_limit = opened.plan.limit(to).saturating_sub(opened.plan.accounts.taken(to));
+        let free = opened.plan.free_at(driver, to).unwrap_or(0).min(by_limit);
+        let lacking = wish.bytes.saturating_sub(free);
+        let smaller = smaller_at(opened, to, wish.bytes);
+        if smaller.iter().map(|(_, piece)| piece.bytes()).sum::<u64>() < lacking {
+            return false;
+        }
+        let (mut gone, mut made) = (Vec::new(), 0);
+        for (home, piece) in smaller {
+            if made >= lacking {
+                break;
+            }
+            let (address, bytes) = (piece.address(), piece.bytes());
+            if gpus_for(home, to).any(|other| goes(Wish { address, bytes, to: other })) {
+                made += bytes;
+                gone.push((home, piece));
+            }
+        }
+        let is_there = made >= lacking && goes(Wish { to, ..wish });
+        if is_there {
+            // What was at home is missed there, and comes back once that has room.
+            away::add(gone.into_iter().filter(|(home, _)| Place::Gpu(*home) == to).map(|(_, piece)| piece));
+        } else {
+            let back = |piece: &Parted| Wish { address: piece.address(), bytes: piece.bytes(), to };
+            gone.iter().for_each(|(_, piece)| _ = goes(back(piece)));
+        }
+        is_there
+    })
+}
+
+/// What lies on this GPU in pieces that are smaller than so many bytes and may go elsewhere, with the homes of their blocks: what lies at home last, and the largest first, so that
+/// few have to go.
+fn smaller_at(opened: &Opened, to: Place, bytes: u64) -> Vec<(u32, Parted)> {
+    let may_go = |piece: &Piece<Physical>| {
+        piece.place == to
+            && piece.bytes < bytes
+            && piece.anchors.is_empty()
+            && !terms::is_place_left_alone(piece.place)
+            && !tiers::is_placed(piece.address, piece.bytes)
+    };
+    let mut all = Vec::new();
+    for (block, pieces) in opened.pool.stretches() {
+        for Piece { address, bytes, .. } in pieces.into_iter().filter(may_go) {
+            let (id, start) = (block.id, block.address);
+            all.push((block.home, Parted::Pooled { block: id, start, address, bytes, from: to }));
+        }
+    }
+    all.sort_by_key(|(home, piece)| (Place::Gpu(*home) == to, Reverse(piece.bytes())));
+    all
 }

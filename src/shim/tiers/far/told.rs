@@ -204,7 +204,7 @@ fn why(watch: &Watch, function: &Function<Site>) -> Cause {
         );
         return Cause { key: "others", text };
     }
-    cause("full", "all that lies near is used as much")
+    cause("full", "nothing that lies near and may leave is used so much less that an exchange pays")
 }
 
 /// One digit: it is an estimate.
