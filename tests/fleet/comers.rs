@@ -20,8 +20,15 @@ fn watches(program: &mut Running, gpu: u32, mib: u64) {
         let told = |when: &str| log.matches(&format!("how much of GPU {gpu} is in use is looked at {when}")).count();
         (told("from now on") > told("no more")).then_some(())
     });
+    // A look may fall into the middle of it.
+    let seen = |program: &Running| -> u64 {
+        let log = std::fs::read_to_string(program.log()).unwrap_or_default();
+        let grew = log.split(&format!("the memory in use of GPU {gpu} grew by ")).skip(1);
+        grew.filter_map(|told| told.split_once(".0 MiB, by this process")?.0.parse::<u64>().ok()).sum()
+    };
+    let before = seen(program);
     takes(program, mib);
-    says(program, &format!("the memory in use of GPU {gpu} grew by {mib}.0 MiB, by this process"));
+    eventually("that it has seen what it took", || (seen(program) >= before + mib).then_some(()));
 }
 
 #[track_caller]
