@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import statistics
 import time
@@ -185,7 +186,8 @@ def _large(lab, name, elsewhere, settings, goal):
     count, few = _large_size(lab, elsewhere)
     memory = count * MATRIX
     folder, words = pathlib.Path(lab.folder.name) / f"{name}-images", pathlib.Path(lab.folder.name) / f"{name}-steps"
-    child = lab.start(client("torch_image.py", count, words), None, settings)
+    log = words.with_name(words.name + ".log")
+    child = lab.start(client("torch_image.py", count, words), None, {**settings, "LOG_FILE": str(log), "LOG": "gpupool::memory=debug"})
     pids = []
     try:
         with _ended(pids):
@@ -213,6 +215,7 @@ def _large(lab, name, elsewhere, settings, goal):
         lab.kept["large", count] = lab.bare(client("torch_image.py", count, bare_words), TO_WRITE).succeeded()
     same(lab.kept["large", count], program)
     notes = [few] * bool(few) + [f"{touched:.0f} GiB of the machine's memory were touched before"] * bool(settings)
+    notes += re.findall(r"the program was stopped for [^\"]*", log.read_text(encoding="utf-8"))
     return _told_large(image, steps, (begun, ended), second, notes, goal)
 
 

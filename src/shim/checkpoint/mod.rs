@@ -421,6 +421,30 @@ fn shuttles(driver: &'static Driver, subject: &Subject) -> Result<Shuttles, Fail
     Ok(shuttles)
 }
 
+/// What the time is spent with in which the program is stopped, for the log.
+struct Parts {
+    last: Instant,
+    all: Vec<(&'static str, Duration)>,
+}
+
+impl Parts {
+    fn new(begun: Instant) -> Self {
+        Self { last: begun, all: Vec::new() }
+    }
+
+    fn end(&mut self, what: &'static str) {
+        let now = Instant::now();
+        self.all.push((what, now - self.last));
+        self.last = now;
+    }
+
+    fn tell(&self) {
+        let words = |(what, took): &(&str, Duration)| format!("{:.3} s of {what}", took.as_secs_f64());
+        let all: Vec<String> = self.all.iter().map(words).collect();
+        tracing::debug!(target: "gpupool::memory", about = "checkpoint_stop", "the program was stopped for {}", all.join(", "));
+    }
+}
+
 /// What is done while the program is stopped: all of its memory is with the store when this returns, or copied to where nobody else writes.
 fn stopped(
     driver: &'static Driver,
@@ -431,7 +455,9 @@ fn stopped(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Stop, String> {
     let begun = Instant::now();
+    let mut parts = Parts::new(begun);
     let (subject, mut shuttles) = found(driver, opened)?;
+    parts.end("mapping it a second time");
     let keys = subject.blocks.iter().map(|about| writer.block(about.clone()));
     let keys: Vec<Key> = keys.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
     let total = subject.bytes();
@@ -441,6 +467,7 @@ fn stopped(
     } else {
         (subject.spans.clone(), 0, Looked::default())
     };
+    parts.end("looking what has changed");
     let (sheltered, rest) = match shelter {
         Some(mut shelter) => {
             let rest = shelter.take_all(&changed, &keys);
@@ -451,6 +478,7 @@ fn stopped(
     let on_host = |batch: &&Sheltered| batch.is_on_host();
     let to_host = sheltered.iter().filter(on_host).map(Sheltered::bytes).sum();
     let to_gpus = sheltered.iter().map(Sheltered::bytes).sum::<u64>() - to_host;
+    parts.end("copying to where nobody writes");
     let mut in_stop = 0;
     progress(not_copied, total);
     for span in rest {
@@ -464,6 +492,7 @@ fn stopped(
     for shuttle in shuttles.values_mut() {
         shuttle.saved(writer).map_err(|failed| failed.to_string())?;
     }
+    parts.end("copying to the store");
     // Others may write to its memory as soon as they go on.
     if !agreement.is_done() {
         return Err("the images of the others are not written".to_owned());
@@ -472,6 +501,8 @@ fn stopped(
     held.is_still_quiet(driver)
         .map_err(|disturbed| format!("the program went on before all was copied: {disturbed}"))?;
     let stopped = begun.elapsed();
+    parts.end("waiting for others");
+    parts.tell();
     let (left_out, unpooled, of_kind) = (subject.left_out, unpooled::bytes(), of_kind::bytes());
     let done = Done { left_out, unpooled, of_kind, not_copied, to_gpus, to_host, in_stop, stopped, ..Done::default() };
     Ok(Stop { sheltered, shuttles, done, total, looked })
