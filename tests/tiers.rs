@@ -499,6 +499,38 @@ fn a_fault_at_any_call_of_a_swap_with_the_host_leaves_every_byte_where_it_was_or
     every_call_of_a_swap_fails_once("1x2GiB", "1GiB");
 }
 
+/// Children have only the thread that forked: nothing that the moving one held is let go there. Each driver call of a swap is one place for that.
+#[test]
+fn a_fork_at_any_call_of_a_swap_leaves_parent_and_child_right() {
+    for (gpus, host) in [("2x2GiB", "0"), ("1x2GiB", "1GiB")] {
+        let output = moved_faults(gpus, host, "1 fork");
+        let next = swept_to(&output);
+        let (came, left) = swapped(&output);
+        assert!(next > 40, "a swap takes more than {next} calls of the driver");
+        assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
+    }
+}
+
+/// By another thread while the move goes on, and by the one that moves, as from a callback of the driver. The status is the program's own.
+#[test]
+fn an_end_of_the_process_at_any_call_of_a_swap_is_one() {
+    for how in ["exit", "exit_here"] {
+        let counted = moved_faults("2x2GiB", "0", &format!("0 {how}"));
+        let (came, left) = swapped(&counted);
+        assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
+        // Every kind of call comes again for what moves later.
+        for nth in (1..=60).chain((61..).step_by(9)) {
+            let output = moved_faults("2x2GiB", "0", &format!("{nth} {how}"));
+            if output.status.code() == Some(0) {
+                let calls = output.stdout.strip_prefix("calls: ").and_then(|calls| calls.trim().parse().ok());
+                assert!(nth > 60 && calls.is_some_and(|calls: usize| calls < nth), "{how} {nth}: {}", output.stdout);
+                break;
+            }
+            output.exits(5).prints("");
+        }
+    }
+}
+
 /// Every way to a digest fails once: its kernel is not made, not loaded, has no room for its sums, or is not run (the program launches a kernel of its own, too).
 #[test]
 fn where_what_has_changed_cannot_be_known_everything_is_copied() {
