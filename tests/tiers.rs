@@ -94,6 +94,24 @@ fn what_has_room_comes_near_though_not_all_leaves_that_was_to() {
     output.succeeds().prints("at first: 0 MiB near\nin the end: 32 MiB near\n0 wrong\n");
 }
 
+/// The driver has less than the limit says, since another program has taken memory: what is far did not fit in one piece, so 128 MiB left for it and nothing
+/// came.
+#[test]
+fn what_leaves_for_something_is_not_lost_where_less_comes_than_was_reckoned_with() {
+    for taken in [60, 180] {
+        let run = crowded("half_near", &format!("604 300 300 200 1500 {taken}"), "auto").sim("2x832MiB");
+        let output = run.env("SIMCUDA_CONTEXT_MIB", "0").go();
+        output.succeeds();
+        let line = output.stdout.lines().next().unwrap_or_default();
+        let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let &[first, least, last] = &numbers[..] else { output.fail("no numbers") };
+        assert!(output.stdout.ends_with("sums right\narray 0: 0 wrong\narray 1: 0 wrong\n"), "{}", output.stdout);
+        // The last part that has room is a 16th of what was to come, at least.
+        assert!(least + 304 / 16 >= first && last + 304 / 16 >= first, "{line}");
+        assert!(swapped(&output).1 >= 128 << 20, "nothing left: {line}");
+    }
+}
+
 #[test]
 fn the_programs_own_memory_comes_near_as_the_pools_does() {
     for how in ["segments", "arena"] {
