@@ -250,6 +250,15 @@ fn work_that_passed_no_gate_ends_all_moves_of_the_process() {
     assert_eq!(output.stderr.matches("memory stays where it is in this process").count(), 1, "{}", output.stderr);
 }
 
+/// A planted fault: as if the table of hooks had no row for a two-dimensional fill. It comes behind the last look at what is at work, and the strict driver of all tests tells of it.
+#[test]
+fn a_fill_that_passes_no_gate_would_be_told_by_the_simulated_driver() {
+    let run = crowded("rotation", "8 8 1 2 fills", "stress").env("GPUPOOL_LIMIT", "0:50MiB");
+    let output = run.may_violate().go();
+    let told = output.violations.iter().filter(|told| told.contains("cuMemUnmap"));
+    assert!(told.count() > 0, "{:?}\n{}", output.violations, output.stderr);
+}
+
 /// Where work may be submitted or memory be reached past the hooks, or quiet cannot be proven, nothing moves, and one line says why.
 #[test]
 fn nothing_moves_where_quiet_cannot_be_proven_and_that_is_told_once() {
