@@ -1,6 +1,6 @@
 //! Memory that comes near, and leaves, while the program runs (`GPUPOOL_MOVE`).
 
-use gpupool_events::Event;
+use gpupool_events::{Event, Record};
 use gpupool_metrics::{Counter, Snapshot};
 use harness::{Build, Driver, Output, Run, Running, driver_without, eventually, page_of};
 use std::collections::BTreeMap;
@@ -276,6 +276,37 @@ fn nothing_moves_where_quiet_cannot_be_proven_and_that_is_told_once() {
     }
 }
 
+/// A function that may submit work and that no hook is in front of: nobody has to call it. Looked up in the middle of a program whose memory has moved so far.
+#[test]
+fn moves_end_where_a_function_is_looked_up_that_nobody_has_looked_at() {
+    for how in ["dlsym", "address"] {
+        let output = rotation_with(1, "stress", how);
+        let why = "the program looked up cuMemcpyDtoD, which is not known to submit nothing";
+        output.warns(&format!("memory stays where it is in this process, because {why}"));
+        let is_move =
+            |record: &&Record| matches!(&record.event, Event::TierSwap(swap) if swap.bytes_in + swap.bytes_out > 0);
+        let told = output.records.iter().position(|record| record.message.contains(why));
+        let (before, after) = output.records.split_at(told.unwrap_or_else(|| output.fail("not in the log")));
+        let moves = [before, after].map(|part| part.iter().filter(is_move).count());
+        assert!(moves[0] > 0 && moves[1] == 0, "{how}: {moves:?} moves before and after");
+    }
+}
+
+/// Many programs load such a library and never use it. Moves go on, since quiet is proven for all work; whoever looks for a wrong word finds this.
+#[test]
+fn a_library_that_might_use_memory_unseen_is_told_once_where_memory_moves() {
+    let run = crowded("rotation", "8 8 1 6", "stress").env("GPUPOOL_LIMIT", "0:50MiB");
+    let output = run.preload(Build::library("caching", "cufile").path()).go();
+    output.succeeds();
+    assert!(swapped(&output).0 > 0, "{:?}", swapped(&output));
+    let told = output.records.iter().filter(|record| record.message.contains("memory moves although"));
+    let told: Vec<&str> = told.map(|record| record.message.as_str()).collect();
+    assert!(matches!(&told[..], [one] if one.contains("libcufile.so is loaded")), "{told:?}");
+    assert!(!output.stderr.contains("libcufile.so"), "{}", output.stderr);
+    let without = rotation_with(1, "stress", "");
+    assert!(!said(&without, "memory moves although"), "{:?}", without.records);
+}
+
 /// What `rotation` was kept from moving by, told in one line, where memory would have come near otherwise.
 #[track_caller]
 fn nothing_moves(run: Run, why: &str) {
@@ -453,7 +484,7 @@ fn the_programs_own_memory_is_right_while_it_moves() {
 fn what_others_reach_by_its_pages_or_was_put_somewhere_stays_of_the_programs_own_memory() {
     let told = crowded("own_moves", "stays", "stress").go();
     told.succeeds().prints(
-        "plain: moves\nexported: stays\nmapped twice: stays\nput by hand: stays\n\
+        "plain: moves\nexported: stays\nmapped twice: stays\nput by hand: stays\ncompressed: stays\nfor decompression: stays\n\
          told to be on GPU 0; 0 wrong\n",
     );
 }
@@ -609,10 +640,11 @@ fn what_a_structure_names_that_is_passed_by_value_comes_near() {
     assert!(came >= 16 << 20 && left >= 16 << 20, "{came} bytes came, {left} left");
 }
 
-/// Threads that fork or load modules beside it, a process that stops this one and lets it go on, and an end while a thread launches.
+/// Threads that fork or load modules beside it, a process that stops this one and lets it go on, by signals and as a debugger does, and an end while a thread
+/// launches.
 #[test]
 fn what_goes_on_beside_moves_is_right_and_ends() {
-    for how in ["forks", "loads", "stops", "leaves"] {
+    for how in ["forks", "loads", "stops", "traces", "leaves"] {
         let (came, left) = under_stress("rotation", &format!("16 8 3 6 {how}"));
         assert!(came > 0 && left > 0, "{how}: {came} bytes came, {left} left");
     }

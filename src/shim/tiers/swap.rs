@@ -294,7 +294,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     totals::add(Counter::AwaitingMicroseconds, waited / 1000);
     if came + left > 0 {
         totals::add(Counter::Moves, 1);
-        obstacles::moved();
+        obstacles::moved(home.driver);
         residence::is_far();
         level::report();
         bell::changed();
