@@ -6,7 +6,7 @@ fn sequences(arguments: &str) -> Output {
     Run::command(env!("CARGO_BIN_EXE_sequences")).args(arguments).go()
 }
 
-/// Eight seeds play every variant once. Few a test, so that none meets the time limit of a run on a busy machine; more of them
+/// Eight seeds play every variant once, and some more play the one in which memory moves before every launch. Few a test, so that none meets the time limit of a run on a busy machine; more of them
 /// take long and are for whoever changed something: `sequences --seeds=100..200`.
 macro_rules! seeds {
     ($($name:ident: $seeds:literal, $count:literal;)*) => {
@@ -22,6 +22,8 @@ macro_rules! seeds {
 seeds! {
     calls_answer_the_same_bare_and_under_the_shim_in_seeds_0_to_3: "0..4", 4;
     calls_answer_the_same_bare_and_under_the_shim_in_seeds_4_to_7: "4..8", 4;
+    calls_answer_the_same_while_memory_moves_in_seeds_100_to_103: "100..104 --variant=stress", 4;
+    calls_answer_the_same_while_memory_moves_in_seeds_104_to_107: "104..108 --variant=stress", 4;
 }
 
 #[test]

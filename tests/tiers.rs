@@ -1,6 +1,6 @@
 //! Memory that comes near, and leaves, while the program runs (`GPUPOOL_MOVE`).
 
-use gpupool_events::{Event, Reader};
+use gpupool_events::{Event, Reader, Record};
 use gpupool_metrics::{Counter, Snapshot};
 use harness::{Build, Driver, Output, Run, Running, driver_without, eventually, page_of};
 use std::collections::BTreeMap;
@@ -93,6 +93,24 @@ fn memory_of_the_host_that_moves_need_is_made_beside_the_program() {
 fn what_has_room_comes_near_though_not_all_leaves_that_was_to() {
     let output = crowded("shares_a_chunk", "", "auto").env("GPUPOOL_LIMIT", "0:50MiB").go();
     output.succeeds().prints("at first: 0 MiB near\nin the end: 32 MiB near\n0 wrong\n");
+}
+
+/// The driver has less than the limit says, since another program has taken memory: what is far did not fit in one piece, so 128 MiB left for it and nothing
+/// came.
+#[test]
+fn what_leaves_for_something_is_not_lost_where_less_comes_than_was_reckoned_with() {
+    for taken in [60, 180] {
+        let run = crowded("half_near", &format!("604 300 300 200 1500 {taken}"), "auto").sim("2x832MiB");
+        let output = run.env("SIMCUDA_CONTEXT_MIB", "0").go();
+        output.succeeds();
+        let line = output.stdout.lines().next().unwrap_or_default();
+        let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let &[first, least, last] = &numbers[..] else { output.fail("no numbers") };
+        assert!(output.stdout.ends_with("sums right\narray 0: 0 wrong\narray 1: 0 wrong\n"), "{}", output.stdout);
+        // The last part that has room is a 16th of what was to come, at least.
+        assert!(least + 304 / 16 >= first && last + 304 / 16 >= first, "{line}");
+        assert!(swapped(&output).1 >= 128 << 20, "nothing left: {line}");
+    }
 }
 
 #[test]
@@ -238,6 +256,15 @@ fn work_that_passed_no_gate_ends_all_moves_of_the_process() {
     assert_eq!(output.stderr.matches("memory stays where it is in this process").count(), 1, "{}", output.stderr);
 }
 
+/// A planted fault: as if the table of hooks had no row for a two-dimensional fill. It comes behind the last look at what is at work, and the strict driver of all tests tells of it.
+#[test]
+fn a_fill_that_passes_no_gate_would_be_told_by_the_simulated_driver() {
+    let run = crowded("rotation", "8 8 1 2 fills", "stress").env("GPUPOOL_LIMIT", "0:50MiB");
+    let output = run.may_violate().go();
+    let told = output.violations.iter().filter(|told| told.contains("cuMemUnmap"));
+    assert!(told.count() > 0, "{:?}\n{}", output.violations, output.stderr);
+}
+
 /// Where work may be submitted or memory be reached past the hooks, or quiet cannot be proven, nothing moves, and one line says why.
 #[test]
 fn nothing_moves_where_quiet_cannot_be_proven_and_that_is_told_once() {
@@ -253,6 +280,37 @@ fn nothing_moves_where_quiet_cannot_be_proven_and_that_is_told_once() {
         assert_eq!(swapped(&output), (0, 0), "{why}");
         assert_eq!(output.stderr.matches("memory stays where it is in this process").count(), 1, "{}", output.stderr);
     }
+}
+
+/// A function that may submit work and that no hook is in front of: nobody has to call it. Looked up in the middle of a program whose memory has moved so far.
+#[test]
+fn moves_end_where_a_function_is_looked_up_that_nobody_has_looked_at() {
+    for how in ["dlsym", "address"] {
+        let output = rotation_with(1, "stress", how);
+        let why = "the program looked up cuMemcpyDtoD, which is not known to submit nothing";
+        output.warns(&format!("memory stays where it is in this process, because {why}"));
+        let is_move =
+            |record: &&Record| matches!(&record.event, Event::TierSwap(swap) if swap.bytes_in + swap.bytes_out > 0);
+        let told = output.records.iter().position(|record| record.message.contains(why));
+        let (before, after) = output.records.split_at(told.unwrap_or_else(|| output.fail("not in the log")));
+        let moves = [before, after].map(|part| part.iter().filter(is_move).count());
+        assert!(moves[0] > 0 && moves[1] == 0, "{how}: {moves:?} moves before and after");
+    }
+}
+
+/// Many programs load such a library and never use it. Moves go on, since quiet is proven for all work; whoever looks for a wrong word finds this.
+#[test]
+fn a_library_that_might_use_memory_unseen_is_told_once_where_memory_moves() {
+    let run = crowded("rotation", "8 8 1 6", "stress").env("GPUPOOL_LIMIT", "0:50MiB");
+    let output = run.preload(Build::library("caching", "cufile").path()).go();
+    output.succeeds();
+    assert!(swapped(&output).0 > 0, "{:?}", swapped(&output));
+    let told = output.records.iter().filter(|record| record.message.contains("memory moves although"));
+    let told: Vec<&str> = told.map(|record| record.message.as_str()).collect();
+    assert!(matches!(&told[..], [one] if one.contains("libcufile.so is loaded")), "{told:?}");
+    assert!(!output.stderr.contains("libcufile.so"), "{}", output.stderr);
+    let without = rotation_with(1, "stress", "");
+    assert!(!said(&without, "memory moves although"), "{:?}", without.records);
 }
 
 /// What `rotation` was kept from moving by, told in one line, where memory would have come near otherwise.
@@ -453,7 +511,7 @@ fn the_programs_own_memory_is_right_while_it_moves() {
 fn what_others_reach_by_its_pages_or_was_put_somewhere_stays_of_the_programs_own_memory() {
     let told = crowded("own_moves", "stays", "stress").go();
     told.succeeds().prints(
-        "plain: moves\nexported: stays\nmapped twice: stays\nput by hand: stays\n\
+        "plain: moves\nexported: stays\nmapped twice: stays\nput by hand: stays\ncompressed: stays\nfor decompression: stays\n\
          told to be on GPU 0; 0 wrong\n",
     );
 }
@@ -526,6 +584,38 @@ fn a_fault_at_any_call_of_a_swap_with_the_host_leaves_every_byte_where_it_was_or
     every_call_of_a_swap_fails_once("1x2GiB", "1GiB");
 }
 
+/// Children have only the thread that forked: nothing that the moving one held is let go there. Each driver call of a swap is one place for that.
+#[test]
+fn a_fork_at_any_call_of_a_swap_leaves_parent_and_child_right() {
+    for (gpus, host) in [("2x2GiB", "0"), ("1x2GiB", "1GiB")] {
+        let output = moved_faults(gpus, host, "1 fork");
+        let next = swept_to(&output);
+        let (came, left) = swapped(&output);
+        assert!(next > 40, "a swap takes more than {next} calls of the driver");
+        assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
+    }
+}
+
+/// By another thread while the move goes on, and by the one that moves, as from a callback of the driver. The status is the program's own.
+#[test]
+fn an_end_of_the_process_at_any_call_of_a_swap_is_one() {
+    for how in ["exit", "exit_here"] {
+        let counted = moved_faults("2x2GiB", "0", &format!("0 {how}"));
+        let (came, left) = swapped(&counted);
+        assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
+        // Every kind of call comes again for what moves later.
+        for nth in (1..=60).chain((61..).step_by(9)) {
+            let output = moved_faults("2x2GiB", "0", &format!("{nth} {how}"));
+            if output.status.code() == Some(0) {
+                let calls = output.stdout.strip_prefix("calls: ").and_then(|calls| calls.trim().parse().ok());
+                assert!(nth > 60 && calls.is_some_and(|calls: usize| calls < nth), "{how} {nth}: {}", output.stdout);
+                break;
+            }
+            output.exits(5).prints("");
+        }
+    }
+}
+
 /// Every way to a digest fails once: its kernel is not made, not loaded, has no room for its sums, or is not run (the program launches a kernel of its own, too).
 #[test]
 fn where_what_has_changed_cannot_be_known_everything_is_copied() {
@@ -577,10 +667,11 @@ fn what_a_structure_names_that_is_passed_by_value_comes_near() {
     assert!(came >= 16 << 20 && left >= 16 << 20, "{came} bytes came, {left} left");
 }
 
-/// Threads that fork or load modules beside it, a process that stops this one and lets it go on, and an end while a thread launches.
+/// Threads that fork or load modules beside it, a process that stops this one and lets it go on, by signals and as a debugger does, and an end while a thread
+/// launches.
 #[test]
 fn what_goes_on_beside_moves_is_right_and_ends() {
-    for how in ["forks", "loads", "stops", "leaves"] {
+    for how in ["forks", "loads", "stops", "traces", "leaves"] {
         let (came, left) = under_stress("rotation", &format!("16 8 3 6 {how}"));
         assert!(came > 0 && left > 0, "{how}: {came} bytes came, {left} left");
     }

@@ -89,8 +89,14 @@ pub fn enter(export: &'static str, needs: Needs, default: DefaultStream, body: i
     answer
 }
 
-/// An export, and what is called once beside its next call.
-type Act = (&'static str, extern "C" fn());
+/// What is called once beside a call that is awaited.
+struct Act {
+    /// The export; `None` is any.
+    export: Option<&'static str>,
+    /// Such calls up to it, itself included.
+    left: u64,
+    act: extern "C" fn(),
+}
 
 /// What is due at one end of a call.
 pub struct Due {
@@ -108,7 +114,13 @@ impl Due {
         Self { act: Mutex::new(None), armed: AtomicBool::new(false) }
     }
 
-    pub fn set(&self, act: Option<Act>) {
+    /// Awaits the next call of an export, or of so many the last where that is said behind its name: `cuMemMap:3`, `*:17` (any call).
+    pub fn set(&self, what: Option<(&'static str, extern "C" fn())>) {
+        let act = what.map(|(call, act)| {
+            let counted = call.split_once(':').and_then(|(name, nth)| Some((name, nth.parse().ok()?)));
+            let (name, left) = counted.unwrap_or((call, 1));
+            Act { export: (name != "*").then_some(name), left: u64::max(left, 1), act }
+        });
         let mut slot = self.act.lock();
         self.armed.store(act.is_some(), Ordering::Relaxed);
         *slot = act;
@@ -118,10 +130,13 @@ impl Due {
         if !self.armed.load(Ordering::Relaxed) {
             return;
         }
-        let due = self.act.lock().take_if(|(name, _)| *name == export);
-        if let Some((_, act)) = due {
+        let due = self.act.lock().take_if(|act| {
+            act.left -= u64::from(act.export.is_none_or(|name| name == export));
+            act.left == 0
+        });
+        if let Some(due) = due {
             self.armed.store(false, Ordering::Relaxed);
-            act();
+            (due.act)();
         }
     }
 }

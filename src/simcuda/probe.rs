@@ -31,7 +31,8 @@ pub extern "C" fn simcuda_faults_left() -> u64 {
 }
 
 /// Has `act` called once, at the beginning of the next call of `export` on any thread and before its effect: what is between its
-/// caller's last look at something and the call takes as long as a test likes.
+/// caller's last look at something and the call takes as long as a test likes. With `:N` behind the name it is the Nth such call, and
+/// `*:N` is the Nth call of any export.
 ///
 /// # Safety
 /// `export` is a zero-terminated string that lives on, or null for nothing to be called.

@@ -5,7 +5,7 @@
  *   faults NTH           the NTH driver call after everything is mapped fails once, while an arena in parts and a piece beside it are read; 0: how many
  *                        calls there are
  *   remaps               while a move waits for a kernel to end, another thread unmaps what is to move and maps something smaller there
- *   stays                what is exported, mapped twice, or was put where it is by hand does not move, and all else does
+ *   stays                what is exported, mapped twice, compressed, for decompression engines, or was put where it is by hand does not move, and all else does
  */
 #include "control.h"
 #include "kernels.h"
@@ -214,8 +214,8 @@ static int lies_at(CUdeviceptr at)
 
 static void stays(void)
 {
-    enum { PIECE = 8 * MIB, PIECES = 4, ROUNDS = 30 };
-    static const char *const names[PIECES] = {"plain", "exported", "mapped twice", "put by hand"};
+    enum { PIECE = 8 * MIB, PIECES = 6, ROUNDS = 30, HW_DECOMPRESS = 2 };
+    static const char *const names[PIECES] = {"plain", "exported", "mapped twice", "put by hand", "compressed", "for decompression"};
     Control control = find_control(RTLD_DEFAULT);
     Simulator simulator = find_simulator();
     CUdeviceptr window, second, out;
@@ -227,6 +227,8 @@ static void stays(void)
     for (int i = 0; i < PIECES; i++) {
         CUdeviceptr at = window + (CUdeviceptr)i * PIECE;
         uint64_t handle;
+        properties.compression = i == 4;
+        properties.usage = i == 5 ? HW_DECOMPRESS : 0;
         CHECK(cuMemCreate(&handle, PIECE, &properties, 0));
         CHECK(cuMemMap(at, PIECE, 0, handle, 0));
         grant(at, PIECE);

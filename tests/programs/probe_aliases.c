@@ -125,15 +125,22 @@ static void present_grid(uint32_t start)
 typedef enum { IDLE, SPINNER, STREAMING } Beside;
 static const char *const BESIDE[] = {"nothing", "a kernel that spins", "kernels that read 64 MiB"};
 
+/*
+ * Whether a remap waits is no question of how long it takes, which on a busy machine may be any time: one that waits for a kernel returns when
+ * that is over, and the kernel runs for as long as nobody lets it go, which is done behind the last remap. Its own limit ends it where one waits.
+ */
+enum { KERNEL_MS = 20000 };
+static int has_waited;
+
 static void remap_beside(Beside beside, int place, size_t bytes, int with_alias)
 {
     enum { TURNS = 20 };
-    double times[3][TURNS], worst = 0;
+    double times[3][TURNS];
     static const char *const calls[] = {"unmap", "map", "access"};
     CUdeviceptr at = reserve(bytes), seconds[2] = {reserve(bytes), reserve(bytes)};
     uint64_t chunks[2] = {physical(place, bytes), physical(place, bytes)};
     char what[160];
-    int turns = 0;
+    int turns = 0, runs = 1;
     now_asking = BESIDE[beside];
     if (with_alias)
         for (int i = 0; i < 2; i++)
@@ -141,10 +148,10 @@ static void remap_beside(Beside beside, int place, size_t bytes, int with_alias)
     map_here(at, chunks[0], bytes, 1);
     CHECK(cuCtxSynchronize());
     if (beside == SPINNER)
-        spin_in(gpu, gpu->stream, 1500);
+        spin_in(gpu, gpu->stream, KERNEL_MS);
     if (beside == STREAMING)
-        run_on(neighbour, OTHER, 9, 1024, 1500);
-    for (; turns < TURNS && worst < 300e3; turns++) {
+        run_on(neighbour, OTHER, 9, 1024, KERNEL_MS);
+    for (; turns < TURNS && runs; turns++) {
         CUmemAccessDesc access = {{ON_DEVICE, 0}, READ_WRITE};
         double t0 = now_us();
         CHECK(cuMemUnmap(at, bytes));
@@ -156,7 +163,7 @@ static void remap_beside(Beside beside, int place, size_t bytes, int with_alias)
         times[0][turns] = t1 - t0;
         times[1][turns] = t2 - t1;
         times[2][turns] = t3 - t2;
-        worst = t3 - t0 > worst ? t3 - t0 : worst;
+        runs = beside == IDLE || cuStreamQuery(gpu->stream) == NOT_READY;
     }
     let_go();
     CHECK(cuCtxSynchronize());
@@ -166,8 +173,10 @@ static void remap_beside(Beside beside, int place, size_t bytes, int with_alias)
                  with_alias ? " with an alias" : "", BESIDE[beside]);
         measured_all(what, "us", times[i], (size_t)turns);
     }
-    answer("A10, B4: exchanging memory waits for no kernel on other memory", worst < 300e3, "%zu MiB of %s%s, beside %s: a remap waits: %s",
-           bytes / MIB, place_name(place), with_alias ? " with an alias" : "", BESIDE[beside], worst < 300e3 ? "no" : "yes");
+    if (beside != IDLE)
+        answer("A10, B4: exchanging memory waits for no kernel on other memory", runs, "%zu MiB of %s%s, beside %s: a remap waits: %s",
+               bytes / MIB, place_name(place), with_alias ? " with an alias" : "", BESIDE[beside], runs ? "no" : "yes");
+    has_waited |= !runs;
     CHECK(cuMemUnmap(at, bytes));
     for (int i = 0; i < 2; i++) {
         if (with_alias)
@@ -217,7 +226,7 @@ int main(int argc, char **argv)
     for (Beside beside = IDLE; beside <= STREAMING; beside++)
         for (size_t bytes = 2 * MIB; bytes <= largest; bytes *= 16)
             for (int place = 0; place < gpus; place++)
-                for (int with_alias = 0; with_alias < 2; with_alias++)
+                for (int with_alias = 0; with_alias < 2 && !has_waited; with_alias++)
                     remap_beside(beside, place, bytes, with_alias);
     return end_probe();
 }

@@ -3,12 +3,13 @@
  * On stderr the GPU's time for each round, in microseconds, and how often the process looked which files it has open.
  * HOW is graphs: each array's kernel is launched in a graph of its own. Or copies: there is a graph that copies all arrays and fills
  * memory. Or gone: there was such a graph. Or set: of that one node was set anew. Or past: behind the first copy that is not the program's a kernel is launched past all
- * hooks, which waits until the program's launch has returned. Or persistent: in the first half of the rounds a kernel runs beside all
- * others. Or ahead: the rounds are not waited for. Or what the program says of its memory before: kept (what is near is anchored or
+ * hooks, which waits until the program's launch has returned. Or fills: where something is about to be unmapped a word of each array is filled past all
+ * hooks, by a two-dimensional fill that waits so. Or persistent: in the first half of the rounds a kernel runs beside all
+ * others. Or dlsym, address: in the middle of the rounds a function of the driver is looked up that may submit work and is not hooked. Or ahead: the rounds are not waited for. Or what the program says of its memory before: kept (what is near is anchored or
  * prefetched to where it is), away (what is far stays there), taken_back (the same, and then not any more). Or two: the second GPU has a
  * context as well. Or the arrays lie in memory that the program makes by cuMemCreate: segments (in pieces of 4 MiB, mapped one behind the
  * other as each array is made), mixed (the same, and the first piece of each array is for the second GPU), arena (in one piece that is made for all). Or something goes on beside it: forks (a thread
- * forks, and the children end), stops (a process stops this one and lets it go on), loads (a thread loads and unloads modules), leaves (a thread
+ * forks, and the children end), stops (a process stops this one and lets it go on), traces (a process does so with each thread of this one, as a debugger), loads (a thread loads and unloads modules), leaves (a thread
  * launches kernels while the process ends). Or wait: for the end of its input, before it frees the arrays; each line of that is
  * answered by a line of numbers (numbers.h).
  */
@@ -24,6 +25,8 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -48,9 +51,12 @@ DIR *opendir(const char *name)
 static struct {
     CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **,
                        void **);
+    CUresult (*fill)(CUdeviceptr, size_t, unsigned, size_t, size_t, CUstream);
     CUfunction wait;
     CUstream stream;
     uint32_t *flag;
+    const CUdeviceptr *arrays;
+    int count;
 } past;
 
 static void launch_past(void)
@@ -69,17 +75,46 @@ static void prepare_beside(const Kernels *k)
     past.launch = cuLaunchKernel;
 }
 
-static void prepare_past(const Kernels *k)
+/* The word that is there already. */
+static void fill_past(void)
+{
+    launch_past();
+    for (int i = 0; i < past.count; i++)
+        CHECK(past.fill(past.arrays[i], 4, (unsigned)i, 1, 1, past.stream));
+}
+
+static void prepare_past(const Kernels *k, const char *how, const CUdeviceptr *arrays, int count)
 {
     prepare_beside(k);
+    past.arrays = arrays;
+    past.count = count;
     void *(*look_up)(void *, const char *) = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
     if (!look_up)
         look_up = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
     REQUIRE(look_up);
-    *(void **)&past.launch = look_up(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchKernel");
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    *(void **)&past.launch = look_up(library, "cuLaunchKernel");
+    *(void **)&past.fill = look_up(library, "cuMemsetD2D32Async");
     Simulator simulator = find_simulator();
-    REQUIRE(past.launch && simulator.after);
-    simulator.after("cuMemcpyDtoDAsync_v2", launch_past);
+    REQUIRE(past.launch && past.fill && simulator.after);
+    if (strcmp(how, "fills") == 0)
+        simulator.before("cuMemUnmap", fill_past);
+    else
+        simulator.after("cuMemcpyDtoDAsync_v2", launch_past);
+}
+
+/* A function that copies, from before the versions that are hooked. Nobody calls it. */
+static void look_up(const char *how)
+{
+    void *found = NULL;
+    int status;
+    if (strcmp(how, "dlsym") == 0)
+        found = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemcpyDtoD");
+    else if (strcmp(how, "address") == 0)
+        CHECK(cuGetProcAddress_v2("cuMemcpyDtoD", &found, 3010, 0, &status));
+    else
+        return;
+    REQUIRE(found);
 }
 
 typedef struct {
@@ -263,23 +298,60 @@ static int is_stopped(pid_t process)
 
 /* Said to that process, which ends when it has let this one go on: killed in between it would leave this one standing. */
 static _Atomic int *stops_no_more;
+/* How many of its threads stood for a debugger. */
+static _Atomic int *stops;
+
+/* By a signal, until it is seen to stand. */
+static void stop_by_signal(pid_t process)
+{
+    int stopped;
+    kill(process, SIGSTOP);
+    while (getppid() == process && (stopped = is_stopped(process)) == 0)
+        sched_yield();
+    kill(process, SIGCONT);
+}
+
+/* As a debugger that is attached: every thread, until all of them stand, and then none any more. */
+static void stop_as_debugger(pid_t process)
+{
+    pid_t threads[MOST];
+    char path[64];
+    int count = 0, status;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)process);
+    DIR *tasks = opendir(path);
+    for (struct dirent *task; tasks && count < MOST && (task = readdir(tasks));) {
+        pid_t thread = atoi(task->d_name);
+        /* One may have ended meanwhile. */
+        if (thread && ptrace(PTRACE_SEIZE, thread, NULL, NULL) == 0)
+            threads[count++] = thread;
+    }
+    if (tasks)
+        closedir(tasks);
+    for (int i = 0; i < count; i++)
+        ptrace(PTRACE_INTERRUPT, threads[i], NULL, NULL);
+    for (int i = 0; i < count; i++)
+        if (waitpid(threads[i], &status, __WALL) == threads[i] && WIFSTOPPED(status))
+            ++*stops;
+    for (int i = 0; i < count; i++)
+        ptrace(PTRACE_DETACH, threads[i], NULL, NULL);
+}
 
 /* A process that stops this one, sees that it stands, and lets it go on, until it ends. Begun before there is a driver. */
-static void begin_to_stop(void)
+static void begin_to_stop(void (*stop)(pid_t process))
 {
     pid_t parent = getpid();
-    stops_no_more = mmap(NULL, sizeof *stops_no_more, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    stops_no_more = mmap(NULL, 2 * sizeof *stops_no_more, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     REQUIRE(stops_no_more != MAP_FAILED);
+    stops = stops_no_more + 1;
     beside.process = fork();
     REQUIRE(beside.process >= 0);
-    if (beside.process > 0)
+    if (beside.process > 0) {
+        /* Some systems let only processes trace this one that it names. */
+        prctl(PR_SET_PTRACER, beside.process, 0, 0, 0);
         return;
+    }
     while (getppid() == parent && !*stops_no_more) {
-        int stopped;
-        kill(parent, SIGSTOP);
-        while (getppid() == parent && (stopped = is_stopped(parent)) == 0)
-            sched_yield();
-        kill(parent, SIGCONT);
+        stop(parent);
         struct timespec moment = {0, 1000000};
         nanosleep(&moment, NULL);
     }
@@ -299,9 +371,10 @@ static void begin_beside(const char *how, const CUdeviceptr *arrays, CUdeviceptr
 
 static void end_beside(const char *how)
 {
-    if (strcmp(how, "stops") == 0) {
+    if (beside.process > 0) {
         *stops_no_more = 1;
         REQUIRE(waitpid(beside.process, NULL, 0) == beside.process);
+        REQUIRE(strcmp(how, "traces") != 0 || *stops > 0);
     }
     if (strcmp(how, "forks") != 0 && strcmp(how, "loads") != 0)
         return;
@@ -321,7 +394,9 @@ int main(int argc, char **argv)
     CUevent begin, end;
     REQUIRE(count <= MOST);
     if (argc == 6 && strcmp(argv[5], "stops") == 0)
-        begin_to_stop();
+        begin_to_stop(stop_by_signal);
+    if (argc == 6 && strcmp(argv[5], "traces") == 0)
+        begin_to_stop(stop_as_debugger);
     start_on(0);
     if (argc == 6 && strcmp(argv[5], "two") == 0) {
         CUdevice second;
@@ -352,8 +427,8 @@ int main(int argc, char **argv)
     CHECK(cuStreamSynchronize(stream));
     for (int i = 0; i < count && (strcmp(how, "kept") == 0 || strcmp(how, "away") == 0 || strcmp(how, "taken_back") == 0); i++)
         say(how, i, arrays[i], 4 * n);
-    if (strcmp(how, "past") == 0)
-        prepare_past(&k);
+    if (strcmp(how, "past") == 0 || strcmp(how, "fills") == 0)
+        prepare_past(&k, how, arrays, count);
     if (strcmp(how, "persistent") == 0) {
         prepare_beside(&k);
         launch_past();
@@ -372,13 +447,15 @@ int main(int argc, char **argv)
     begin_beside(how, arrays, out, sum_again);
     for (int round = 0; round < rounds; round++) {
         float milliseconds;
+        if (2 * round == rounds)
+            look_up(how);
         CHECK(cuEventRecord(begin, stream));
         for (int i = 0; i < count; i++) {
             if (strcmp(how, "graphs") == 0)
                 CHECK(cuGraphLaunch(graphs[i], stream));
             else
                 launch(sum_again, stream, (void *[]){&arrays[i], &n, &times, &out});
-            if (past.flag && (strcmp(how, "past") == 0 || 2 * round >= rounds))
+            if (past.flag && (strcmp(how, "persistent") != 0 || 2 * round >= rounds))
                 __atomic_store_n(past.flag, 1, __ATOMIC_RELEASE);
             if (strcmp(how, "ahead") == 0)
                 continue;

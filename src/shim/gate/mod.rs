@@ -118,6 +118,11 @@ pub fn why_not(driver: &Driver) -> Option<Reason> {
     reasons::known(driver).into_iter().next()
 }
 
+/// What only might be a reason, as far as that is known without a look.
+pub fn doubts(driver: &Driver) -> impl Iterator<Item = Reason> + use<> {
+    reasons::known(driver).into_iter().filter(Reason::is_doubt)
+}
+
 /// A context that is watched while the gate is closed, and lives as long as this.
 struct Watched {
     /// Taken when this ends.
@@ -235,6 +240,15 @@ struct Alone<'a> {
     _sheltered: Shelter,
 }
 
+/// So that the thread's calls break nobody's capture.
+fn relax(driver: &Driver) -> Option<gpupool_cuda::Relaxed<'_>> {
+    #[cfg(test)]
+    if tests::IS_STRICT.load(Ordering::Relaxed) {
+        return None;
+    }
+    Some(driver.relax())
+}
+
 impl<'a> Alone<'a> {
     fn begin(driver: &'a Driver) -> Self {
         let sheltered = cancel::shelter();
@@ -245,7 +259,7 @@ impl<'a> Alone<'a> {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
             before
         };
-        Self { relaxed: Some(driver.relax()), signals, _sheltered: sheltered }
+        Self { relaxed: relax(driver), signals, _sheltered: sheltered }
     }
 }
 
@@ -413,7 +427,7 @@ pub fn wait_until_quiet(
     mut progress: impl FnMut() -> u64,
 ) -> bool {
     let Ok(watched) = watch(driver, Limits::default().wait) else { return false };
-    let _relaxed = driver.relax();
+    let _relaxed = relax(driver);
     for it in &watched {
         let Some(marker) = &it.marker else { continue };
         // SAFETY: the event was made in this context, which is kept alive.

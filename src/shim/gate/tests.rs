@@ -292,6 +292,59 @@ fn with_the_gate_open_work_is_waited_for_while_it_makes_progress() {
     });
 }
 
+/// A planted fault: whoever waits for work or closes the gate leaves its own capture mode as it is.
+pub(crate) static IS_STRICT: AtomicBool = AtomicBool::new(false);
+
+/// What a capture of another thread's ends with that begins while this one waits for work with the gate open.
+fn ends_beside_a_wait(driver: &'static Driver, context: CUcontext) -> i32 {
+    let (flag, wait) = (Flag::new(), function(c"wait_flag"));
+    launch(wait, null_mut(), flag.0 as u64);
+    let (begin, begins) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
+    let (end, ends) = mpsc::channel();
+    let context = context as usize;
+    let capturer = thread::spawn(move || {
+        ok!(cuCtxSetCurrent(context as CUcontext));
+        let stream = new_stream(driver);
+        begins.recv().unwrap();
+        ok!(cuStreamBeginCapture_v2(stream, 0));
+        tell.send(()).unwrap();
+        ends.recv().unwrap();
+        let mut graph = null_mut();
+        // SAFETY: the output is a local, and the stream the driver's.
+        unsafe { hooked::cuStreamEndCapture(stream, &raw mut graph) }.0
+    });
+    let mut steps = 0;
+    let over = wait_until_quiet(driver, Duration::from_secs(9), Duration::from_secs(9), || {
+        steps += 1;
+        match steps {
+            2 => {
+                begin.send(()).unwrap();
+                told.recv().unwrap();
+            }
+            5 => flag.raise(),
+            _ => {}
+        }
+        steps
+    });
+    end.send(()).unwrap();
+    let answer = capturer.join().unwrap();
+    assert!(steps >= 5 || (!over && answer != 0), "{steps} looks");
+    flag.raise();
+    answer
+}
+
+#[test]
+fn who_waits_for_work_breaks_no_capture_and_would_if_it_were_not_relaxed() {
+    alone("who_waits_for_work_breaks_no_capture_and_would_if_it_were_not_relaxed", || {
+        let (driver, context) = start();
+        assert_eq!(ends_beside_a_wait(driver, context), 0);
+        IS_STRICT.store(true, Ordering::Relaxed);
+        const INVALIDATED: i32 = 901;
+        assert_eq!(ends_beside_a_wait(driver, context), INVALIDATED);
+    });
+}
+
 #[test]
 fn two_captures_keep_it_open_and_are_not_broken_and_none_begins_while_it_is_closed() {
     alone("two_captures_keep_it_open_and_are_not_broken_and_none_begins_while_it_is_closed", || {

@@ -2,10 +2,10 @@
 //! to rest (GP021).
 
 use super::{home, totals};
-use crate::gate::{Disturbed, Reason};
+use crate::gate::{self, Disturbed, Reason};
 use crate::log;
 use crate::watch::{finding, site};
-use gpupool_cuda::Device;
+use gpupool_cuda::{Device, Driver};
 use gpupool_events::{Finding, Site};
 use gpupool_interpose::Api;
 use gpupool_metrics::Counter;
@@ -25,9 +25,12 @@ struct Met {
     moved: bool,
     /// Kinds that were told, by GPU.
     told: Vec<(u32, &'static str)>,
+    /// What only might be a reason against it, and was told.
+    doubts: Vec<Reason>,
 }
 
-static MET: Mutex<Met> = Mutex::new(Met { off: None, disturbed: None, moved: false, told: Vec::new() });
+static MET: Mutex<Met> =
+    Mutex::new(Met { off: None, disturbed: None, moved: false, told: Vec::new(), doubts: Vec::new() });
 
 /// Nothing moves in this process, which was met where the program is now. Whether that is a finding, and so was told.
 pub(super) fn is_off(gpu: u32, reason: &Reason) -> bool {
@@ -66,10 +69,29 @@ pub(super) fn off() -> Option<String> {
 }
 
 /// Something moved.
-pub(super) fn moved() {
+pub(super) fn moved(driver: &Driver) {
     let mut met = MET.lock();
     met.moved = true;
     met.disturbed = None;
+    drop(met);
+    tell_doubts(driver);
+}
+
+/// Memory was mapped anew although there are doubts: each is told once, so that whoever looks for a wrong word finds it.
+pub(super) fn tell_doubts(driver: &Driver) {
+    for doubt in gate::doubts(driver) {
+        let mut met = MET.lock();
+        if met.doubts.contains(&doubt) {
+            continue;
+        }
+        met.doubts.push(doubt.clone());
+        drop(met);
+        tracing::info!(
+            target: "gpupool::memory", about = "moves",
+            "memory moves although {doubt}: all work is seen to be over before, whoever submitted it, and what opens a device for others \
+             to reach memory by ends all moves (GPUPOOL_MOVE=off: none; said once)"
+        );
+    }
 }
 
 /// What disturbed the last try.

@@ -5,7 +5,7 @@
 //! no longer than a launch does for a swap, and a process whose GPUs do not come to rest loses no more than `GPUPOOL_MOVE_SHARE` to such
 //! waits; the answer is then what it would have been without.
 
-use super::{home, keeps_atomics, now, share, stays, stress, swap};
+use super::{home, keeps_atomics, now, obstacles, share, stays, stress, swap};
 use crate::backing::{level, open};
 use crate::gate::{self, Disturbed, Limits, Reason};
 use crate::serve::memory::places;
@@ -100,6 +100,7 @@ fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
     }
     level::report();
     bell::changed();
+    obstacles::tell_doubts(driver);
     log::emit(|| {
         let microseconds = (now() - begun).saturating_sub(waited) / 1000;
         let away = away.iter().map(|range| range.1).sum();

@@ -259,7 +259,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     let leave = far.iter().map(|wish| wish.bytes).sum::<u64>();
     let own_far = own::enough(own_gone, has_to_leave.saturating_sub(leave));
     let leave = leave + own::bytes_of(&own_far);
-    fit(&mut near, room + leave);
+    fit(&mut near, room + leave, Large::Whole);
     let own_near = own::fitting(own_near, (room + leave).saturating_sub(near.iter().map(|wish| wish.bytes).sum()));
     if comes == 0 && !swap.near.is_empty() {
         let why = "what was to come lies there already, has to stay where it is or has been freed";
@@ -283,7 +283,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
         if outcome.came + outcome.left == 0 {
             exchanged?;
         }
-        come_in(home, &near, why, &mut outcome);
+        come_in(home, &far, &near, why, &mut outcome);
     }
     let Outcome { came, left, stayed, as_it_came, waited, hidden, stopped } = outcome;
     let took = (now() - begun).saturating_sub(waited + hidden);
@@ -294,7 +294,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     totals::add(Counter::AwaitingMicroseconds, waited / 1000);
     if came + left > 0 {
         totals::add(Counter::Moves, 1);
-        obstacles::moved();
+        obstacles::moved(home.driver);
         residence::is_far();
         level::report();
         bell::changed();
@@ -325,7 +325,7 @@ fn swap_pooled(home: &Home, far: &[Wish], near: &[Wish], why: Why, outcome: &mut
         // Memory of other sizes comes in than goes out, so what goes has to be gone first.
         Err(Failed::Full) if !far.is_empty() && !near.is_empty() => {
             rearrange(home, far, why, outcome)?;
-            come_in(home, near, why, outcome);
+            come_in(home, far, near, why, outcome);
         }
         answer => answer?,
     }
@@ -335,27 +335,52 @@ fn swap_pooled(home: &Home, far: &[Wish], near: &[Wish], why: Why, outcome: &mut
 /// Has these come, for which others have left. What left makes room in any case, for this or for the next; but what found none by itself is not asked for at once
 /// again.
 ///
-/// Some of what was to leave may have stayed, as what others share: then there is less room than was reckoned with. Who was refused all of it for that left what the next launches read
-/// most far away for seconds, since it counted as refused, each launch of it as slow as twenty.
-fn come_in(home: &Home, near: &[Wish], why: Why, outcome: &mut Outcome) {
-    let mut near = near.to_vec();
-    fit(&mut near, home.near_room());
-    if near.is_empty() {
-        return;
+/// There may be less room than was reckoned with: some of what was to leave has stayed, as what others share does, others have taken memory of the GPU since, or
+/// the driver has less than the limit says. Then as much comes as there is room for, also of what would come in one piece otherwise: left out for a few
+/// MiB, it was far as before, and what had left for it was far as well. Where nothing at all comes, that comes back.
+fn come_in(home: &Home, far: &[Wish], near: &[Wish], why: Why, outcome: &mut Outcome) {
+    let (came, left) = (outcome.came, outcome.left);
+    let mut wishes = near.to_vec();
+    fit(&mut wishes, home.near_room(), Large::Divided);
+    let answer = if wishes.is_empty() { Ok(()) } else { rearrange(home, &wishes, why, outcome) };
+    let answer = match answer {
+        Err(Failed::Full) => wishes.iter().try_for_each(|wish| come_in_parts(home, wish, why, outcome)),
+        Ok(()) => Ok(()),
+        Err(Failed::Other(why)) => Err(why),
+    };
+    if let Err(why) = answer {
+        return not_come(home, &why);
     }
-    match rearrange(home, &near, why, outcome) {
-        Ok(()) => {}
-        Err(Failed::Full) => {
-            for wish in &near {
-                match rearrange(home, std::slice::from_ref(wish), why, outcome) {
-                    Ok(()) => {}
-                    Err(Failed::Full) => home.tiers.lock().stayed(Range::of(wish.address, wish.bytes)),
-                    Err(Failed::Other(why)) => return not_come(home, &why),
-                }
-            }
+    if outcome.came == came && outcome.left > left {
+        let mut tiers = home.tiers.lock();
+        near.iter().for_each(|wish| tiers.stayed(Range::of(wish.address, wish.bytes)));
+        drop(tiers);
+        let back: Vec<Wish> = far.iter().map(|wish| Wish { to: Place::Gpu(home.gpu), ..*wish }).collect();
+        if let Err(failed) = rearrange(home, &back, why, outcome) {
+            not_come(home, &failed.into());
         }
-        Err(Failed::Other(why)) => not_come(home, &why),
     }
+}
+
+/// Of how many parts one comes where not all has room. Each that finds none is looked for in vain, and each that comes costs a stop.
+const PARTS: u64 = 16;
+
+/// Has as much of this come as finds room, from its begin.
+fn come_in_parts(home: &Home, wish: &Wish, why: Why, outcome: &mut Outcome) -> Result<(), WhyNot> {
+    let least = (wish.bytes / PARTS).max(FRAME);
+    let (mut done, mut part) = (0, wish.bytes);
+    while done < wish.bytes && part >= least {
+        let bytes = part.min(wish.bytes - done);
+        match rearrange(home, &[Wish { address: wish.address + done, bytes, ..*wish }], why, outcome) {
+            Ok(()) => done += bytes,
+            Err(Failed::Full) => part = bytes / 2 / FRAME * FRAME,
+            Err(Failed::Other(why)) => return Err(why),
+        }
+    }
+    if done < wish.bytes {
+        home.tiers.lock().stayed(Range::of(wish.address + done, wish.bytes - done));
+    }
+    Ok(())
 }
 
 /// Others have left for what has not come, for a reason that says nothing of that: a later launch asks for it again.
@@ -449,13 +474,14 @@ fn wish(wishes: &mut Vec<Wish>, range: Range, to: Place) {
     }
 }
 
-/// Leaves so much of what is wished for as there is room for: a small chunk is divided then, and a large one stays where it is, since its
+/// Leaves so much of what is wished for as there is room for: a small chunk is divided then, and a large one stays where it is (unless `large` says otherwise), since its
 /// parts would cost more to map from then on. Without this, memory would leave for chunks that are larger than the room it makes, and none
 /// of them would come.
-fn fit(wishes: &mut Vec<Wish>, mut room: u64) {
+fn fit(wishes: &mut Vec<Wish>, mut room: u64, large: Large) {
     wishes.retain_mut(|wish| {
         if wish.bytes > room {
-            wish.bytes = if wish.bytes < LARGE { room / FRAME * FRAME } else { 0 };
+            let is_divided = wish.bytes < LARGE || large == Large::Divided;
+            wish.bytes = if is_divided { room / FRAME * FRAME } else { 0 };
         }
         room -= wish.bytes;
         wish.bytes > 0
@@ -477,8 +503,15 @@ fn join(wishes: &mut Vec<Wish>, block: impl Fn(u64) -> Option<u64>) {
 /// What finding the GPU at rest takes at most. Where it took longer, it had work all the while that the swap was prepared.
 const AT_REST: Duration = Duration::from_micros(100);
 
-/// What is not divided to fit.
+/// What is not divided to fit, unless something has left for it.
 const LARGE: u64 = 64 << 20;
+
+/// What becomes of a large chunk that does not fit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Large {
+    Whole,
+    Divided,
+}
 
 /// Why ranges stayed where they are.
 pub(super) enum Failed {
@@ -739,14 +772,17 @@ mod tests {
         let wish = |address: u64, mib: u64| Wish { address, bytes: mib * MIB, to: Place::Gpu(0) };
         let fitted = |room: u64| {
             let mut wishes = vec![wish(0, 2), wish(1 << 40, 512), wish(2 << 40, 512)];
-            fit(&mut wishes, room * MIB);
+            fit(&mut wishes, room * MIB, Large::Whole);
             wishes.iter().map(|wish| wish.bytes / MIB).collect::<Vec<_>>()
         };
         assert_eq!(fitted(2000), [2, 512, 512]);
         assert_eq!(fitted(600), [2, 512], "a large one is not divided");
         assert_eq!(fitted(1), [0_u64; 0]);
         let mut small = vec![wish(0, 40)];
-        fit(&mut small, 31 * MIB);
+        fit(&mut small, 31 * MIB, Large::Whole);
         assert_eq!(small[0].bytes, 30 * MIB);
+        let mut large = vec![wish(0, 304), wish(1 << 40, 512)];
+        fit(&mut large, 302 * MIB, Large::Divided);
+        assert_eq!(large.iter().map(|wish| wish.bytes / MIB).collect::<Vec<_>>(), [302], "something has left for it");
     }
 }
