@@ -23,7 +23,8 @@ fn watches(program: &mut Running, gpu: u32, mib: u64) {
     // A look may fall into the middle of it.
     let seen = |program: &Running| -> u64 {
         let log = std::fs::read_to_string(program.log()).unwrap_or_default();
-        let grew = log.split(&format!("the memory in use of GPU {gpu} grew by ")).skip(1);
+        let words = format!("the memory in use of GPU {gpu} grew by ");
+        let grew = log.split(&words).skip(1);
         grew.filter_map(|told| told.split_once(".0 MiB, by this process")?.0.parse::<u64>().ok()).sum()
     };
     let before = seen(program);
