@@ -21,6 +21,7 @@
  *   clear MIB        the same with zeros
  *   make MIB [GPU]   the same in memory of the program's own (of a GPU on which it may have no context), of handles of 4 MiB that are mapped one after the other; every second one has no reference any
  *                    more, and the first is mapped a second time, for GPU 0 to read
+ *   unmapped MIB     memory of the program's own that is mapped nowhere; released: it is given back
  *   compress         what is made from here on is to be compressed
  *   visit GPU        the GPU's primary context lives from here on
  *   shut             the third of these is mapped for nobody
@@ -246,7 +247,7 @@ static void *clear(void *argument)
 }
 
 enum { PIECE = 4 * MIB };
-static uint64_t pieces[1024];
+static uint64_t pieces[1024], unmapped;
 static CUdeviceptr beside;
 
 static int made_on;
@@ -550,6 +551,13 @@ int main(void)
         } else if (sscanf(line, "make %d %d", &number, &made_on) >= 1) {
             REQUIRE(pthread_create(&other, NULL, make, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
             puts(atomic_load(&is_kept) ? "made" : "not");
+        } else if (sscanf(line, "unmapped %d", &number) == 1) {
+            CUmemAllocationProp properties = on_device(0);
+            CHECK(cuMemCreate(&unmapped, (size_t)number << 20, &properties, 0));
+            puts("made");
+        } else if (strcmp(line, "released") == 0) {
+            CHECK(cuMemRelease(unmapped));
+            puts("released");
         } else if (sscanf(line, "visit %d", &number) == 1) {
             start_on(number);
             puts("visited");

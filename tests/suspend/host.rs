@@ -428,6 +428,26 @@ fn what_only_the_driver_can_place_stays_and_is_in_no_image_and_both_are_told() {
 }
 
 #[test]
+fn what_is_mapped_nowhere_stays_and_that_is_told() {
+    let mut program = suspended("1x1GiB").log().start(None);
+    program.ask("keep 32");
+    assert_eq!(program.ask("unmapped 64"), "made");
+    let left = told(&program, "suspend --to host");
+    assert_eq!((left["bytes"].as_u64(), left["stayed_bytes"].as_u64()), (Some(32 * MIB), Some(64 * MIB)), "{left}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let finding = log.lines().find(|line| line.contains("GP022")).unwrap_or_else(|| panic!("{log}"));
+    assert!(finding.contains("\"unmapped\"") && finding.contains("64.0 MiB stayed on its GPU"), "{finding}");
+    told(&program, "resume");
+    is_right(&mut program);
+    assert_eq!(program.ask("released"), "released");
+    let left = told(&program, "suspend --to host");
+    assert_eq!((left["bytes"].as_u64(), left["stayed_bytes"].as_u64()), (Some(32 * MIB), Some(0)), "{left}");
+    told(&program, "resume");
+    program.ask("drop");
+    ends_well(program);
+}
+
+#[test]
 fn what_the_program_made_itself_on_a_gpu_without_a_context_goes_too() {
     let mut program = suspended("2x1GiB").start(None);
     assert_eq!(program.ask("make 64 1"), "made");

@@ -323,6 +323,10 @@ pub fn suspend_behind(
     if of_kind > 0 {
         stayed.push((of_kind, Why::of_kind()));
     }
+    let not_whole = by_hand::not_whole_where_it_works();
+    if not_whole > 0 {
+        stayed.push((not_whole, Why::not_whole()));
+    }
     let on_disk = put.as_ref().and_then(Put::on_disk);
     let (to_disk, stored) = on_disk.map_or((0, 0), |stored| (stored.bytes(), stored.bytes_on_disk()));
     let on_disk = on_disk.map(|stored| (stored.bytes_on_disk(), stored.folder().to_owned()));

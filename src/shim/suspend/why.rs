@@ -126,6 +126,14 @@ impl Why {
         )
     }
 
+    /// Of what no GPU reaches as one whole.
+    pub fn not_whole() -> Self {
+        Self::new(
+            "unmapped",
+            "it is memory of cuMemCreate that the program has mapped nowhere, or not as one whole, so that no GPU can copy it",
+        )
+    }
+
     /// Of what a call was given that was under way when the program was stopped: nobody has copied it.
     pub fn came() -> Self {
         Self::new(CAME, "the program was given it while the rest left")

@@ -157,6 +157,20 @@ pub fn bytes_at(place: Place) -> u64 {
     if super::is_any() { with_inventory(|inventory| inventory.own_bytes_at(place)) } else { 0 }
 }
 
+/// Bytes of the program's own memory on the GPUs that it works on which no mapping has all of: nobody moves or stores these.
+pub fn not_whole_where_it_works() -> u64 {
+    let whole = all();
+    let mut gpus: Vec<u32> = context::all().iter().map(|context| context.device.ordinal()).collect();
+    gpus.sort_unstable();
+    gpus.dedup();
+    let on = |gpu: u32| {
+        let place = Place::Gpu(gpu);
+        let mapped: u64 = whole.iter().filter(|own| own.place == place).map(|own| own.bytes).sum();
+        bytes_at(place).saturating_sub(mapped)
+    };
+    gpus.into_iter().map(on).sum()
+}
+
 /// Whether what is mapped at this address may be taken off its GPU while somebody keeps its contents, which that GPU, `asked`, can read there.
 pub fn may_go(address: u64, asked: u32) -> bool {
     let may = |inventory: &mut Inventory| inventory.may_go(address) && inventory.is_readable(address, asked);
