@@ -30,7 +30,23 @@ impl<B: Backend> Pool<B> {
         } else {
             return Vec::new();
         };
-        let end = address.saturating_add(bytes).min(block_end);
+        self.pieces_up_to(&mut state, start, (address, address.saturating_add(bytes).min(block_end)))
+    }
+
+    /// The same of the stretch around `address` ([`Pool::stretches`]): of a slab all of it counts, and not only the small block that `address` lies in, or nothing where that has ended.
+    pub fn pieces_of_stretch(&self, address: u64, bytes: u64) -> Vec<Piece<B::Handle>> {
+        let mut state = self.lock();
+        let Some((start, record)) = self.around(&state, address) else { return Vec::new() };
+        let end = address.saturating_add(bytes).min(self.address(start + record.frames));
+        self.pieces_up_to(&mut state, start, (address, end))
+    }
+
+    fn pieces_up_to(
+        &self,
+        state: &mut State<B::Handle>,
+        start: u32,
+        (address, end): (u64, u64),
+    ) -> Vec<Piece<B::Handle>> {
         let Some(last) = self.frame_at(end - 1).filter(|_| end > address) else { return Vec::new() };
         let first = self.frame_at(address).unwrap_or(start);
         let chunks: Vec<_> = state.chunks.touched(first, last + 1).copied().collect();

@@ -150,6 +150,42 @@ fn what_left_a_drained_gpu_is_back_with_the_resume_where_that_was_undrained_mean
     }
 }
 
+/// The page that small blocks stand on leaves and comes back as a whole, whichever of them have ended meanwhile.
+#[test]
+fn small_blocks_that_left_a_drained_gpu_are_home_behind_undrain_and_leave_and_come_back_with_the_rest() {
+    let run = || {
+        let run = Run::program("checkpointed").sim("2x1GiB").env("SIMCUDA_STRICT", "on").report().shim();
+        run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "1GiB")
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let to_disk = format!("suspend --to {}", folder.path().display());
+    for (ends, to) in [(false, "suspend --to host"), (true, "suspend --to host"), (true, &to_disk), (true, "suspend")] {
+        let mut program = run().start(None);
+        let [first, second] = [0, 1].map(|_| program.ask("block 10 5000"));
+        let gpu = eventually("a page", || page(&program).filter(|page| on(page, 0) > 0));
+        let gpu = gpu.levels.gpu(0).unwrap().uuid_text().unwrap();
+        program.gpupool(&format!("drain {gpu}"));
+        assert_eq!(page(&program).map(|page| on(&page, 0)), Some(0), "{to}");
+        if ends {
+            assert_eq!(program.ask(&format!("drop {first}")), "dropped");
+        }
+        assert!(program.gpupool(&format!("undrain {gpu}")).status.success(), "{to}");
+        let back = page(&program).unwrap();
+        assert_eq!((on(&back, 0), on(&back, 1)), (2 * MIB, 0), "{to}, {ends}: {back:?}");
+        for _ in 0..2 {
+            told(&program, to);
+            let back = told(&program, "resume");
+            assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&(2 * MIB).into(), &0.into()), "{to}, {ends}: {back}");
+        }
+        assert_eq!(program.ask(&format!("look {second} 10")), "5000 0");
+        let (status, folder) = program.end();
+        assert!(status.success(), "{status}");
+        let report = std::fs::read_to_string(folder.path().join("report")).unwrap();
+        let report: Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["violations"], serde_json::json!([]), "{report}");
+    }
+}
+
 /// What a resumed program has on another GPU is far, as if it had been allocated there, and so is what lies there while it is suspended.
 #[test]
 fn what_left_a_gpu_and_came_to_another_one_counts_as_far() {

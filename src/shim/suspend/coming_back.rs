@@ -158,7 +158,7 @@ pub fn not_back(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
                 let Some((_, home)) = blocks.get(&start).filter(|(id, _)| *id == block) else { return Vec::new() };
                 let is_away = |piece: &&Piece<Physical>| piece.place != from && piece.place != Place::Gpu(*home);
                 let mut ranges: Vec<(u64, u64)> = Vec::new();
-                for piece in opened.pool.pieces(address, bytes).iter().filter(is_away) {
+                for piece in opened.pool.pieces_of_stretch(address, bytes).iter().filter(is_away) {
                     match ranges.last_mut() {
                         Some((_, end)) if *end == piece.address => *end += piece.bytes,
                         _ => ranges.push((piece.address, piece.address + piece.bytes)),
@@ -217,7 +217,7 @@ pub fn bring_back(
         match parted {
             Parted::Pooled { address, bytes, from, .. } => {
                 let is_ill = |piece: &Piece<Physical>| terms::is_place_left_alone(piece.place);
-                if opened.pool.pieces(address, bytes).iter().any(is_ill) {
+                if opened.pool.pieces_of_stretch(address, bytes).iter().any(is_ill) {
                     *why = Some(Why::ill());
                     stayed += bytes;
                     continue;
@@ -280,7 +280,7 @@ pub fn bring_back(
         match nearest(opened, driver, held, wish) {
             Some(place) if place == wish.to || !place.is_host() => moved += wish.bytes,
             // What was freed meanwhile has nowhere to come back to.
-            None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
+            None if opened.pool.pieces_of_stretch(wish.address, wish.bytes).is_empty() => {}
             _ => {
                 stayed += wish.bytes;
                 without.push(wish);
@@ -382,8 +382,11 @@ fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) ->
     let is_here = |row: &Mapped| (row.address..row.address + row.bytes).contains(&wish.address);
     let is_stored = opened.pool.mapped().iter().any(|row| row.place.is_stored() && is_here(row));
     // What lies on a GPU already is no better off on another one that is not its own.
-    let is_on_gpu =
-        opened.pool.pieces(wish.address, 1).first().is_some_and(|piece| matches!(piece.place, Place::Gpu(_)));
+    let is_on_gpu = opened
+        .pool
+        .pieces_of_stretch(wish.address, 1)
+        .first()
+        .is_some_and(|piece| matches!(piece.place, Place::Gpu(_)));
     let may = |place: &Place| (is_stored || matches!(place, Place::Gpu(_)) && !is_on_gpu) && *place != wish.to;
     let others = others.into_iter().filter(may);
     std::iter::once(wish.to).chain(others).find(|&to| {
@@ -395,7 +398,7 @@ fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) ->
 /// Has a range that found no room on any GPU come to one from which smaller memory of the program's goes to another GPU: a chunk is not divided, so together they may have
 /// room for it where neither has. What does not help lies where it lay before. Whether the range lies on a GPU now.
 fn behind_smaller(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) -> bool {
-    let is_on_host = opened.pool.pieces(wish.address, 1).first().is_some_and(|piece| piece.place.is_host());
+    let is_on_host = opened.pool.pieces_of_stretch(wish.address, 1).first().is_some_and(|piece| piece.place.is_host());
     let Some(block) = opened.pool.block_at(wish.address).filter(|_| is_on_host) else { return false };
     let goes = |wish: Wish| {
         let moved = rearrange(opened, driver, held, &Turn::default(), &[wish]);

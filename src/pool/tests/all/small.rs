@@ -41,6 +41,24 @@ fn assert_empty(pool: &Pool<Mock>) {
     assert!(pool.backend().inner().is_empty(), "a handle or a mapping is left");
 }
 
+/// Whoever moves it moves all of it, whichever of its blocks have ended.
+#[test]
+fn a_slab_lies_where_it_lies_whatever_stands_at_its_beginning() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * GIB)]);
+    let [first, second] = [0, 1].map(|_| small(&pool, 10_000));
+    let slab = pool.stretches().remove(0);
+    assert_eq!((slab.0.address, slab.0.bytes), (first.address, FRAME));
+    let lies = |bytes| pool.pieces_of_stretch(first.address, bytes).iter().map(|piece| piece.bytes).sum::<u64>();
+    for _ in 0..2 {
+        assert_eq!([1, FRAME, 2 * FRAME].map(lies), [1, FRAME, FRAME]);
+        let _ = pool.free(first.address, Free::Strict);
+    }
+    assert_eq!(pool.pieces(first.address, FRAME), [], "the block itself has ended");
+    assert_eq!(pool.free(second.address, Free::Strict), Ok(second));
+    assert_empty(&pool);
+    assert_eq!(lies(FRAME), 0);
+}
+
 /// A slab is no block of the program's, and what it holds is not live.
 #[test]
 fn the_most_that_was_live_is_what_was_asked_for() {
