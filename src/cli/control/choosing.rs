@@ -6,7 +6,7 @@ use gpupool_config::{Mode, Settings, Toggle};
 use gpupool_metrics::{Environment, Life, Maps, Member, may_be_of, stat};
 use rustix::process::geteuid;
 
-use super::{FROZEN, stopped};
+use super::asking::{FROZEN, stopped};
 use crate::failure::Failure;
 use crate::pages::{Listed, Pages};
 use crate::words::UNSEEN;

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use gpupool_wire::control::{Reply, Request, Target};
 
-use super::telling::{Progress, told_by};
-use super::{Connected, OTHER_ANSWER, TO_GO_ON, Told, connect, hear, next, say, side_by_side};
+use super::asking::{Connected, TO_GO_ON, connect, hear, next, say, side_by_side};
+use super::telling::{OTHER_ANSWER, Progress, Told, told_by};
 use crate::pages::Listed;
 
 /// Who speaks to programs of other hosts, which do the same at the same moment.
