@@ -316,7 +316,7 @@ static void stop_as_debugger(pid_t process)
 {
     pid_t threads[MOST];
     char path[64];
-    int count = 0, status;
+    int count = 0, status, signals[MOST] = {0};
     snprintf(path, sizeof path, "/proc/%d/task", (int)process);
     DIR *tasks = opendir(path);
     for (struct dirent *task; tasks && count < MOST && (task = readdir(tasks));) {
@@ -330,10 +330,13 @@ static void stop_as_debugger(pid_t process)
     for (int i = 0; i < count; i++)
         ptrace(PTRACE_INTERRUPT, threads[i], NULL, NULL);
     for (int i = 0; i < count; i++)
-        if (waitpid(threads[i], &status, __WALL) == threads[i] && WIFSTOPPED(status))
+        if (waitpid(threads[i], &status, __WALL) == threads[i] && WIFSTOPPED(status)) {
             ++*stops;
+            /* One that was about to get a signal has stopped for that, and gets it from us or not at all. */
+            signals[i] = status >> 16 == PTRACE_EVENT_STOP ? 0 : WSTOPSIG(status);
+        }
     for (int i = 0; i < count; i++)
-        ptrace(PTRACE_DETACH, threads[i], NULL, NULL);
+        ptrace(PTRACE_DETACH, threads[i], NULL, (void *)(uintptr_t)signals[i]);
 }
 
 /* A process that stops this one, sees that it stands, and lets it go on, until it ends. Begun before there is a driver. */
