@@ -2,7 +2,7 @@
 //! one parent that run the same program, see the same GPUs and each work on others of these. Two scripts of one interpreter are two programs ([`runs`]), and so are two
 //! notebooks of one server, whose kernels run the same ([`is_kernel`]).
 
-use crate::{Snapshot, is_kernel, lineage, runs};
+use crate::{Runs, Snapshot, is_kernel, lineage, runs};
 use std::collections::BTreeSet;
 
 /// What a process is known by to those that may be of its job.
@@ -15,6 +15,8 @@ pub struct Member {
     works_on: BTreeSet<[u8; 16]>,
     parent: u32,
     session: u32,
+    /// `None`: it is not told.
+    runs: Option<Runs>,
 }
 
 impl Member {
@@ -22,8 +24,9 @@ impl Member {
     /// GPU, nor a notebook: two of one server are two programs of one user, whatever he does in each of them.
     pub fn new(pid: u32, name: &str, sees: BTreeSet<[u8; 16]>, works_on: BTreeSet<[u8; 16]>) -> Option<Self> {
         let (parent, session) = lineage(pid).filter(|(parent, _)| *parent > 1)?;
-        let is_any = !works_on.is_empty() && !is_kernel(pid, parent, runs(pid).as_ref());
-        is_any.then(|| Self { pid, name: name.to_owned(), sees, works_on, parent, session })
+        let runs = runs(pid);
+        let is_any = !works_on.is_empty() && !is_kernel(pid, parent, runs.as_ref());
+        is_any.then(|| Self { pid, name: name.to_owned(), sees, works_on, parent, session, runs })
     }
 
     /// The same of a process by its page.
@@ -42,7 +45,7 @@ impl Member {
             && works.is_disjoint(&self.works_on)
             && lineage(pid) == Some((self.parent, self.session))
             // Read last, as it takes most. Where it is not told, they may.
-            && runs(self.pid).zip(runs(pid)).is_none_or(|(own, theirs)| own.may_be_same_as(&theirs))
+            && self.runs.as_ref().zip(runs(pid)).is_none_or(|(own, theirs)| own.may_be_same_as(&theirs))
     }
 }
 

@@ -283,7 +283,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
         if outcome.came + outcome.left == 0 {
             exchanged?;
         }
-        come_in(home, &far, &near, why, &mut outcome);
+        come_in(home, &near, why, &mut outcome);
     }
     let Outcome { came, left, stayed, as_it_came, waited, hidden, stopped } = outcome;
     let took = (now() - begun).saturating_sub(waited + hidden);
@@ -325,7 +325,7 @@ fn swap_pooled(home: &Home, far: &[Wish], near: &[Wish], why: Why, outcome: &mut
         // Memory of other sizes comes in than goes out, so what goes has to be gone first.
         Err(Failed::Full) if !far.is_empty() && !near.is_empty() => {
             rearrange(home, far, why, outcome)?;
-            come_in(home, far, near, why, outcome);
+            come_in(home, near, why, outcome);
         }
         answer => answer?,
     }
@@ -337,9 +337,8 @@ fn swap_pooled(home: &Home, far: &[Wish], near: &[Wish], why: Why, outcome: &mut
 ///
 /// There may be less room than was reckoned with: some of what was to leave has stayed, as what others share does, others have taken memory of the GPU since, or
 /// the driver has less than the limit says. Then as much comes as there is room for, also of what would come in one piece otherwise: left out for a few
-/// MiB, it was far as before, and what had left for it was far as well. Where nothing at all comes, that comes back.
-fn come_in(home: &Home, far: &[Wish], near: &[Wish], why: Why, outcome: &mut Outcome) {
-    let (came, left) = (outcome.came, outcome.left);
+/// MiB, it was far as before, and what had left for it was far as well. Where nothing at all has room, what left would find none either: it does not come back.
+fn come_in(home: &Home, near: &[Wish], why: Why, outcome: &mut Outcome) {
     let mut wishes = near.to_vec();
     fit(&mut wishes, home.near_room(), Large::Divided);
     let answer = if wishes.is_empty() { Ok(()) } else { rearrange(home, &wishes, why, outcome) };
@@ -349,16 +348,7 @@ fn come_in(home: &Home, far: &[Wish], near: &[Wish], why: Why, outcome: &mut Out
         Err(Failed::Other(why)) => Err(why),
     };
     if let Err(why) = answer {
-        return not_come(home, &why);
-    }
-    if outcome.came == came && outcome.left > left {
-        let mut tiers = home.tiers.lock();
-        near.iter().for_each(|wish| tiers.stayed(Range::of(wish.address, wish.bytes)));
-        drop(tiers);
-        let back: Vec<Wish> = far.iter().map(|wish| Wish { to: Place::Gpu(home.gpu), ..*wish }).collect();
-        if let Err(failed) = rearrange(home, &back, why, outcome) {
-            not_come(home, &failed.into());
-        }
+        not_come(home, &why);
     }
 }
 
