@@ -81,9 +81,15 @@ step cargo test --release --workspace --no-fail-fast --doc 2>&1 | tee "$said/doc
 
 printf '\n== tests\n'
 awk '/^ +(Running|Doc-tests)/ { sub(/ \(.*/, ""); sub(/^ +(Running )?/, ""); name = $0 }
-     /^test result:/ { print name ": " $0; passed += $4; failed += $6 }
+     /^test result:/ { if ($4 + $6) print name ": " $0; passed += $4; failed += $6 }
      END { printf "%d passed, %d failed\n", passed, failed }' "$said"/{first,second,third,doc,beside}
 cat "$said/skipped" 2>/dev/null || true
+# Last of all, since often no more than the end of a log is kept: what each test that failed said, and its name.
+awk '/^---- .* stdout ----$/ { print "\n" $0 }
+     /^(failures:|test result:)/ { lines = 0 }
+     / panicked at / { lines = 8 }
+     lines > 0 { print substr($0, 1, 240); lines-- }' "$said"/{first,second,third,doc,beside}
+sed -n 's/^test \(.*\) \.\.\. FAILED$/FAILED: \1/p' "$said"/{first,second,third,doc,beside}
 # A step may fail without a test that did: by an abort, or because it cannot be built.
 sed 's/^/FAILED: /' "$said/failures"
 [ ! -s "$said/failures" ]
