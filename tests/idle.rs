@@ -293,6 +293,31 @@ fn what_the_driver_does_not_take_back_is_tried_again_and_else_stays_until_somebo
 }
 
 #[test]
+fn a_fault_at_any_call_of_going_home_is_made_good() {
+    for code in [999, 2, 600] {
+        let mut machine = Machine::new();
+        let mut program = machine.program(&[SOON, ("SIMCUDA_STRICT", "on")]);
+        let before = machine.used(0);
+        let mut calls = 0;
+        loop {
+            program.ask("allocate 600");
+            program.ask("allocate 300");
+            assert!(machine.used(0) >= before + 900, "{code} at call {calls}");
+            program.ask("clear");
+            program.ask(&format!("arm {} {code}", calls + 1));
+            machine.until_used(before);
+            if program.ask("faults") != "0" {
+                break;
+            }
+            calls += 1;
+        }
+        assert!(calls >= 6, "memory of two blocks went home with {calls} driver calls");
+        assert_eq!(program.ask("violations"), "0");
+        told(program);
+    }
+}
+
+#[test]
 fn forks_and_the_end_come_at_any_moment() {
     let machine = Machine::new();
     for _ in 0..4 {

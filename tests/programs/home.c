@@ -6,8 +6,11 @@
  *   turns N SIZE MS  N times: two blocks that are freed in the order they came, then a pause
  *   capture          begins one, finish: ends it
  *   trim             gpupool_trim
+ *   arm N CODE       the Nth driver call from now on fails with this code; faults: how many were armed and did not happen yet
+ *   violations       how often the driver was used in a way that it forbids
  *   forks N          N children one after the other, each of which asks the driver for memory and ends; what they answered
  */
+#include "simulator.h"
 #include "nvml.h"
 #include "streams.h"
 
@@ -78,7 +81,16 @@ int main(void)
             forks(n[0]);
             continue;
         }
-        if (strcmp(word, "init") == 0) {
+        if (strcmp(word, "faults") == 0 || strcmp(word, "violations") == 0) {
+            Simulator simulator = find_simulator();
+            printf("%llu\n", (unsigned long long)(word[0] == 'f' ? simulator.faults_left() : simulator.violations()));
+            continue;
+        }
+        if (strcmp(word, "arm") == 0) {
+            char fault[64];
+            snprintf(fault, sizeof fault, "*:%zu=%zu", n[0], n[1]);
+            REQUIRE(find_simulator().arm(fault) == 0);
+        } else if (strcmp(word, "init") == 0) {
             start_on(0);
             CHECK(cuStreamCreate(&stream, 1));
         } else if (strcmp(word, "allocate") == 0) {
