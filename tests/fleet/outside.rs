@@ -9,7 +9,9 @@ use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Machine {
     /// One that keeps what it frees.
@@ -73,6 +75,44 @@ fn what_is_kept_goes_back_when_a_socket_says_that_memory_is_short() {
     assert_eq!(&words, b"some 200000 2000000\0");
     assert_eq!(program.ask("drop"), "dropped");
     machine.gives_back(program, || socket.write_all(b"short").unwrap());
+}
+
+/// The kernel's own file, by which a control group tells of it. That the machine is short of memory cannot be had without harm to who runs beside; that it is short
+/// of processors is told in the same way.
+#[test]
+fn what_is_kept_goes_back_when_the_kernel_says_so() {
+    const WATCHED: &str = "/proc/pressure/cpu";
+    let machine = Machine::new("1x320MiB");
+    // Of two seconds a thousandth, so that users who are not root may ask for it.
+    let run = machine.keeper(Path::new(WATCHED)).env("MEMORY_PRESSURE_WRITE", "c29tZSAyMDAwIDIwMDAwMDAA");
+    let mut program = machine.start(run);
+    let log = program.log();
+    let log = || std::fs::read_to_string(&log).unwrap();
+    takes(&mut program, 60);
+    assert_eq!(program.ask("pin 8"), "unpinned");
+    assert_eq!(program.ask("drop"), "dropped");
+    let trigger = std::fs::OpenOptions::new().read(true).write(true).open(WATCHED);
+    if let Err(e) = trigger.and_then(|mut file| file.write_all(b"some 2000 2000000\0")) {
+        eprintln!("{WATCHED}: {e}; what is kept stays, and the log says why");
+        assert!(log().contains("MEMORY_PRESSURE_WATCH="), "{}", log());
+        is_whole(program);
+        return;
+    }
+    // More who have something to do than there are processors, so that somebody always waits.
+    let is_over = AtomicBool::new(false);
+    let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| while !is_over.load(Ordering::Relaxed) {});
+        }
+        let empty = catch_unwind(AssertUnwindSafe(|| {
+            eventually("what the kernel said", || log().contains("\"memory.pressure\"").then_some(()));
+            machine.until(&program, "an empty pool", |page| held(page, 0) == 0 && page.levels.pinned.pinned < MIB);
+        }));
+        is_over.store(true, Ordering::Relaxed);
+        empty.unwrap_or_else(|panic| resume_unwind(panic));
+    });
+    is_whole(program);
 }
 
 #[test]
