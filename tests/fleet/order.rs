@@ -27,14 +27,19 @@ fn who_only_borrows_gives_before_who_works_there() {
     is_whole(high);
 }
 
-/// When the last of it began to be given.
-fn given_at(program: &Running) -> Option<f64> {
-    let lines = Reader::new(BufReader::new(std::fs::File::open(program.log()).ok()?)).map_while(Result::ok);
+/// When each part of it began to be given, and its bytes.
+fn given(program: &Running) -> Vec<(f64, u64)> {
+    let Ok(log) = std::fs::File::open(program.log()) else { return Vec::new() };
     let begun = |record: Record| match record.event {
-        Event::RecallGive(event) => Some(record.t - event.microseconds as f64 / 1e6),
+        Event::RecallGive(event) => Some((record.t - event.microseconds as f64 / 1e6, event.freed)),
         _ => None,
     };
-    lines.filter_map(begun).last()
+    Reader::new(BufReader::new(log)).map_while(Result::ok).filter_map(begun).collect()
+}
+
+/// When the last of it began to be given.
+fn given_at(program: &Running) -> Option<f64> {
+    given(program).last().map(|(begun, _)| *begun)
 }
 
 /// Though there is room at once: who has asked for it is there, and may need it again.
@@ -52,6 +57,38 @@ fn what_was_recalled_stays_away_for_a_while_and_then_comes_back_by_itself() {
     assert!(away >= GUARD && held(&page, 1) == 0, "{away} s: {page:?}");
     is_whole(high);
     is_whole(low);
+}
+
+/// Of two that matter the same, one works there and one borrows. However often the one frees its memory and takes it again, the other's leaves once within the guard time: neither
+/// what left nor what is new goes there meanwhile. Then it comes back, and leaves once more.
+#[test]
+fn between_equals_nothing_goes_to_and_fro() {
+    let machine = Machine::new("2x320MiB");
+    let mut debtor = machine.debtor(240);
+    let mut owner = machine.holder(machine.neighbour(1, 50).env("GPUPOOL_IDLE", "100ms"), 200);
+    machine.until(&owner, "its memory", |page| held(page, 1) >= 200 * MIB);
+    let begun = given_at(&debtor).expect("a line that says what was given");
+    let drops = |owner: &mut Running| {
+        (0..10).for_each(|_| assert_eq!(owner.ask("drop"), "dropped"));
+        machine.until(owner, "an empty GPU", |page| held(page, 1) == 0);
+    };
+    let takes_again = |owner: &mut Running| {
+        (0..10).for_each(|_| _ = takes(owner, 20));
+        machine.until(owner, "its memory", |page| held(page, 1) >= 200 * MIB);
+    };
+    for _ in 0..3 {
+        drops(&mut owner);
+        takes(&mut debtor, 10);
+        takes_again(&mut owner);
+    }
+    drops(&mut owner);
+    machine.until(&debtor, "the loan", |page| held(page, 1) >= 200 * MIB);
+    takes_again(&mut owner);
+    let gifts = given(&debtor);
+    let first_again = gifts.iter().find(|(at, _)| *at > begun).expect("what came back left once more").0;
+    assert!(first_again - begun >= GUARD, "{gifts:?}");
+    is_whole(owner);
+    is_whole(debtor);
 }
 
 /// Whatever they do meanwhile, and with no host to go to.

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 const RING: Duration = Duration::from_millis(10);
 /// How long who did not answer in time is left alone.
 const LEFT_ALONE: Duration = Duration::from_secs(10);
-/// And who had nothing, of whom the page says so.
+/// And who gave nothing of a GPU, as long as its page says of that GPU what it said then.
 const AGAIN: Duration = Duration::from_millis(500);
 /// How long those have to say that they have some of whom nothing is known to be there.
 const SHORT: Duration = Duration::from_millis(150);
@@ -47,8 +47,8 @@ static SPARED: Mutex<Vec<Spared>> = Mutex::new(Vec::new());
 struct Spared {
     pid: u32,
     started: u64,
-    /// Only for this GPU, of which it had nothing; `None`: for any.
-    gpu: Option<Uuid>,
+    /// Only for this GPU, of which it gave nothing though its page said that it had so many bytes; `None`: for any.
+    gpu: Option<(Uuid, u64)>,
     until: Instant,
 }
 
@@ -124,7 +124,7 @@ fn try_to_ask(home: u32, bytes: u64, borrows: bool) -> Option<u64> {
                     silent += 1;
                     spare(other, None, LEFT_ALONE);
                 }
-                _ => spare(other, Some(gpu), AGAIN),
+                _ => spare(other, Some((gpu, other.held())), AGAIN),
             }
         }
     }
@@ -153,10 +153,12 @@ fn is_spared(other: &Neighbour, gpu: &Uuid) -> bool {
     let mut spared = SPARED.lock();
     spared.retain(|spared| spared.until > now);
     let is_other = |spared: &Spared| (spared.pid, spared.started) == (other.pid, other.started);
-    spared.iter().any(|spared| is_other(spared) && spared.gpu.is_none_or(|of| of == *gpu))
+    // Who had none may have some by now that had just been on its way there.
+    let is_as_it_was = |spared: &Spared| spared.gpu.is_none_or(|(of, held)| of == *gpu && other.held() <= held);
+    spared.iter().any(|spared| is_other(spared) && is_as_it_was(spared))
 }
 
-fn spare(other: &Neighbour, gpu: Option<Uuid>, time: Duration) {
+fn spare(other: &Neighbour, gpu: Option<(Uuid, u64)>, time: Duration) {
     SPARED.lock().push(Spared { pid: other.pid, started: other.started, gpu, until: Instant::now() + time });
 }
 

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// How often it is looked whether there is room again.
 const PERIOD: Duration = Duration::from_secs(2);
 
+/// How long the program works between two steps of what comes back.
+const BREATH: Duration = Duration::from_millis(500);
+
 /// By GPU, when something came back last, and how long what is given stays away since.
 static GUARDS: Mutex<BTreeMap<u32, (Instant, Guard)>> = Mutex::new(BTreeMap::new());
 
@@ -175,15 +178,21 @@ pub fn look() -> Option<Duration> {
             if freed > 0 && room > 0 && room_on(gpu, 0) < given::given_of(gpu) {
                 vacate::give_back(gpu, Which::Given { bytes: freed, lent: false, cap: freed, rest: Duration::ZERO });
             }
-            let came = if room > 0 { given::take_back(gpu, room) } else { 0 };
+            let came = if room > 0 { given::take_back(gpu, room, &|| !super::is_called()) } else { 0 };
             if came > 0 {
                 let mut guards = GUARDS.lock();
                 let (came, guard) = guards.entry(gpu).or_insert((now, Guard::default()));
                 *came = now;
                 guard.came_back();
             }
-            // Each try may hold the program up.
-            let pause = if room > 0 && came == 0 { (2 * pause).min(lending::LONGEST_GUARD) } else { PERIOD };
+            // Each try may hold the program up. What there was no time for comes once the program has worked for as long as it stood still.
+            let pause = if room > 0 && came == 0 {
+                (2 * pause).min(lending::LONGEST_GUARD)
+            } else if came > 0 && given::given_of(gpu) > 0 {
+                BREATH
+            } else {
+                PERIOD
+            };
             TRIES.lock().insert(gpu, (Instant::now() + pause, pause));
             pause
         };

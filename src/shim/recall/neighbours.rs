@@ -23,6 +23,13 @@ pub struct Neighbour {
     pub stake: Stake,
 }
 
+impl Neighbour {
+    /// Bytes that it has of the GPU.
+    pub fn held(&self) -> u64 {
+        self.stake.own.saturating_add(self.stake.lent)
+    }
+}
+
 /// The processes beside this one that run and whose pool has this GPU as a place. A page is up to a second old.
 pub fn on(folder: &Folder, gpu: &Uuid) -> Vec<Neighbour> {
     let own = std::process::id();

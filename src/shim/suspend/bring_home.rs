@@ -222,7 +222,7 @@ fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
         let until = Instant::now() + SLICE;
         while Instant::now() < until && !away.is_empty() {
             // Nothing is on a disk while the program is not suspended.
-            let next = next_of(&mut away);
+            let next = parted::next_of(&mut away, 1 << 30);
             let mut cause = None;
             let (came, not) = coming_back::bring_back(opened, driver, &held, &next, None, &mut cause, &mut |_, _| {});
             if let Some(Why { text, .. }) = cause {
@@ -300,19 +300,6 @@ fn once(away: Vec<Parted>) -> Vec<Parted> {
     }
     rest.sort_by_key(Parted::address);
     rest
-}
-
-/// About a gibibyte of these.
-fn next_of(away: &mut Vec<Parted>) -> Vec<Parted> {
-    let mut sum = 0;
-    let count = away
-        .iter()
-        .position(|parted| {
-            sum += parted.bytes();
-            sum >= 1 << 30
-        })
-        .map_or(away.len(), |at| at + 1);
-    away.drain(..count).collect()
 }
 
 #[cfg(test)]

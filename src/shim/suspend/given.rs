@@ -50,8 +50,14 @@ pub fn may_come_back() -> bool {
     STATE.try_lock().is_some_and(|state| state.is_none())
 }
 
-/// Has of that so much come back as there is `room` for; the bytes. What did not come is tried again by the next call.
-pub fn take_back(gpu: u32, room: u64) -> u64 {
+/// How much comes back before it is looked whether somebody calls, who may want the room: what a link of 25 GB/s takes 5 ms for, or one chunk.
+const STEP: u64 = 128 << 20;
+
+/// Has of that so much come back as there is `room` for, until the program has stood still for [`SLICE`] or somebody calls (`goes_on`); the bytes. What did not come is tried again
+/// by the next call.
+///
+/// In steps: this is the thread that answers others, and who asks for the room while 100 GiB come back would wait for seconds for one of whom no page says that it has any.
+pub fn take_back(gpu: u32, room: u64, goes_on: &dyn Fn() -> bool) -> u64 {
     let mut sum = 0;
     forget_freed(gpu);
     let back: Vec<Parted> = {
@@ -72,12 +78,23 @@ pub fn take_back(gpu: u32, room: u64) -> u64 {
     };
     match hold(driver, Instant::now() + SLICE, &|| true, &mut Alone::brief(SHORT_BREATH)) {
         Ok(held) => {
-            let (came, _) = coming_back::bring_back(opened, driver, &held, &back, None, &mut None, &mut |_, _| {});
-            // What found no room is tried again.
-            GIVEN.lock().entry(gpu).or_default().extend(coming_back::not_back(opened, &back));
+            let until = Instant::now() + SLICE;
+            let (mut sum, mut away) = (0, back);
+            while !away.is_empty() && Instant::now() < until && goes_on() {
+                let next = parted::next_of(&mut away, STEP);
+                let (came, _) = coming_back::bring_back(opened, driver, &held, &next, None, &mut None, &mut |_, _| {});
+                sum += came;
+                // What found no room is tried again.
+                let not_back = coming_back::not_back(opened, &next);
+                if !not_back.is_empty() {
+                    away.extend(not_back);
+                    break;
+                }
+            }
+            GIVEN.lock().entry(gpu).or_default().extend(away);
             drop(held);
             told_anew();
-            came
+            sum
         }
         Err(_) => {
             GIVEN.lock().entry(gpu).or_default().extend(back);

@@ -98,6 +98,19 @@ pub fn displaced(opened: &Opened, gpu: u32, room: u64) -> Vec<Parted> {
     fits.collect()
 }
 
+/// About so many bytes of these.
+pub(super) fn next_of(away: &mut Vec<Parted>, bytes: u64) -> Vec<Parted> {
+    let mut sum = 0;
+    let count = away
+        .iter()
+        .position(|parted| {
+            sum += parted.bytes();
+            sum >= bytes
+        })
+        .map_or(away.len(), |at| at + 1);
+    away.drain(..count).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

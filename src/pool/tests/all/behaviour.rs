@@ -34,6 +34,16 @@ fn a_large_block_is_made_of_large_chunks_and_one_tail() {
 }
 
 #[test]
+fn a_chunk_has_no_more_than_512_mib() {
+    for (bytes, chunks) in [(512 * MIB, vec![512]), (1300 * MIB, vec![512, 512, 276]), (3 * GIB, vec![512; 6])] {
+        let pool = roomy(4 * GIB);
+        let (_, log) = calls_since(&pool, || allocate(&pool, bytes).unwrap());
+        let made: Vec<u64> = log.iter().filter(|call| call.0 == "create").map(|call| call.1 / MIB).collect();
+        assert_eq!(made, chunks);
+    }
+}
+
+#[test]
 fn warm_reuse_makes_no_backend_call() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB)]);
     let first = allocate(&pool, 100 * MIB).unwrap();
