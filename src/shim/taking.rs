@@ -1,4 +1,4 @@
-//! Whether this process is about to take memory that others see as in use and cannot see whose it is: of a GPU that it has no context on, or for a context.
+//! Whether this process is about to take memory that others see as in use and cannot see whose it is: of a GPU that it has had no context on for long, or for a context.
 //!
 //! Others look at a GPU's memory in use for who is about to come there (`recall/coming.rs`). So the page says it before and behind each such call of the driver's, beside what it says once a second.
 

@@ -68,6 +68,8 @@ fn between_equals_nothing_goes_to_and_fro() {
     let mut owner = machine.holder(machine.neighbour(1, 50).env("GPUPOOL_IDLE", "100ms"), 200);
     machine.until(&owner, "its memory", |page| held(page, 1) >= 200 * MIB);
     let begun = given_at(&debtor).expect("a line that says what was given");
+    // It asked for what it needs, and was never taken for somebody who cannot ask, for whom all would have left.
+    assert!(given(&debtor).iter().map(|(_, bytes)| bytes).sum::<u64>() <= 160 * MIB, "{:?}", given(&debtor));
     let drops = |owner: &mut Running| {
         (0..10).for_each(|_| assert_eq!(owner.ask("drop"), "dropped"));
         machine.until(owner, "an empty GPU", |page| held(page, 1) == 0);

@@ -39,6 +39,7 @@ pub fn make_room_at(place: Place) -> Option<Taking> {
             (reclaimer.give_back)("memory on the host");
         });
     }
-    // Where it has a context it is seen by that.
-    matches!(place, Place::Gpu(gpu) if !context::is_on(Device::of(gpu))).then(Taking::begin)
+    // Where it has a context it is seen by that, once others have asked who has one.
+    matches!(place, Place::Gpu(gpu) if !context::is_on_for(Device::of(gpu), gpupool_lending::AWAITED))
+        .then(Taking::begin)
 }

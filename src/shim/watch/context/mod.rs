@@ -34,6 +34,7 @@ use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 pub use cost::{Before, held_on, is_alone_on, remember};
 
@@ -548,6 +549,11 @@ pub fn usual_cost() -> Option<u64> {
 /// Whether this process has a context on a device now.
 pub fn is_on(device: Device) -> bool {
     REGISTRY.lock().is_on(device)
+}
+
+/// Whether this process has had a context on a device for as long.
+pub fn is_on_for(device: Device, time: Duration) -> bool {
+    REGISTRY.lock().is_on_for(device, time)
 }
 
 /// How often a first context came to a device that had none. 0: it never had one, or what it has was not seen yet.

@@ -13,6 +13,7 @@ use gpupool_pool::Waited;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Contexts that ended and are kept whole for the judgement at the end of the process. Of later ones, what they were used
 /// for is logged when they end.
@@ -117,6 +118,8 @@ struct OfDevice {
     /// Contexts there, of either kind, how often there came to be one where there was none, and what they cost.
     live: u32,
     arrivals: u64,
+    /// When there came to be one last.
+    arrived: Option<Instant>,
     cost: u64,
     /// Kernels launched in those that are gone.
     gone_launches: u64,
@@ -376,7 +379,10 @@ impl Registry {
         place_of(id).store(std::ptr::from_ref(tally).cast_mut(), Ordering::Release);
         let context = Context { id, device, kind, tally };
         let of_device = self.devices.entry(device).or_default();
-        of_device.arrivals += u64::from(of_device.live == 0);
+        if of_device.live == 0 {
+            of_device.arrivals += 1;
+            of_device.arrived = Some(Instant::now());
+        }
         of_device.live += 1;
         of_device.cost += origin.cost.unwrap_or(0);
         if context.is_primary() {
@@ -608,6 +614,12 @@ impl Registry {
 
     pub fn is_on(&self, device: Device) -> bool {
         self.devices.get(&device).is_some_and(|device| device.live > 0)
+    }
+
+    /// Whether there has been one on this device for as long.
+    pub fn is_on_for(&self, device: Device, time: Duration) -> bool {
+        let of_device = self.devices.get(&device).filter(|device| device.live > 0);
+        of_device.and_then(|device| device.arrived).is_some_and(|arrived| arrived.elapsed() >= time)
     }
 
     /// What the contexts on a device took of it.
