@@ -5,6 +5,7 @@ use super::{MIB, Machine};
 use gpupool_events::{Event, Reader, Record};
 use harness::{Running, eventually};
 use std::io::BufReader;
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// For how long what was given stays away at least (README).
@@ -49,6 +50,10 @@ fn what_was_recalled_stays_away_for_a_while_and_then_comes_back_by_itself() {
     let low = machine.holder(machine.neighbour(0, 10), 240);
     let mut high = machine.holder(machine.neighbour(0, 90).env("GPUPOOL_IDLE", "100ms"), 160);
     machine.until(&low, "what is left", |page| held(page, 0) <= 142 * MIB && held(page, 1) >= 96 * MIB);
+    // One that was killed while it asked has left its door.
+    let page = machine.files().into_iter().find(|name| name.starts_with(&format!("{}-", low.pid()))).unwrap();
+    let door = machine.folder.path().join("gpupool").join(page.replace(".page", ".call"));
+    drop(UnixListener::bind(&door).unwrap());
     (0..8).for_each(|_| assert_eq!(high.ask("drop"), "dropped"));
     machine.until(&high, "an empty GPU", |page| held(page, 0) == 0);
     let page = machine.until(&low, "its memory at home", |page| held(page, 0) >= 240 * MIB);

@@ -80,7 +80,8 @@ pub fn take_back(gpu: u32, room: u64, goes_on: &dyn Fn() -> bool) -> u64 {
         Ok(held) => {
             let until = Instant::now() + SLICE;
             let (mut sum, mut away) = (0, back);
-            while !away.is_empty() && Instant::now() < until && goes_on() {
+            // The first step in any case: the door of one that was killed stands there until the next one comes.
+            while !away.is_empty() && (sum == 0 || Instant::now() < until && goes_on()) {
                 let next = parted::next_of(&mut away, STEP);
                 let (came, _) = coming_back::bring_back(opened, driver, &held, &next, None, &mut None, &mut |_, _| {});
                 sum += came;
