@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use common::{KINDS, Kind, Numbers, about, load, memory, meta, store};
@@ -96,6 +97,54 @@ fn a_block_of_several_parts_comes_back_whichever_way_it_is_stored() {
         let mut back = vec![0; block.len()];
         reader.read_into(0, 0, &mut back).unwrap();
         assert!(back == block, "{codec:?}");
+    }
+}
+
+/// Of the files of memory in a folder that this process has open, whether each passes the page cache by, as the kernel tells.
+fn passes_the_cache_by(folder: &Path) -> Vec<bool> {
+    let flags = |entry: &fs::DirEntry| {
+        let file = fs::read_link(entry.path()).ok()?;
+        let is_data = file.starts_with(folder) && file.file_name()?.to_str()?.starts_with("data-");
+        let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", entry.file_name().to_str()?)).ok()?;
+        let flags = told.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        is_data.then(|| i32::from_str_radix(flags.trim(), 8).ok()).flatten()
+    };
+    let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    open.filter_map(|entry| flags(&entry)).map(|flags| flags & libc::O_DIRECT != 0).collect()
+}
+
+/// Otherwise an image would push what programs have read and written out of the machine's memory.
+#[test]
+fn memory_passes_the_page_cache_by_on_its_way_out_and_back_where_the_file_system_lets_it() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = fs::canonicalize(folder.path()).unwrap();
+    let lets = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path.join("asked"))
+        .is_ok();
+    let block = memory(Kind::Random, 3 * PART, 3);
+    for direct in [true, false] {
+        let writer = Writer::create(&path, meta(), Options { direct, ..Options::default() }).unwrap();
+        let key = writer.block(about(0, block.len())).unwrap();
+        writer.write(key, 0, &block).unwrap();
+        let begun = std::time::Instant::now();
+        let files = loop {
+            let files = passes_the_cache_by(&path);
+            if !files.is_empty() {
+                break files;
+            }
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "no file of it is open");
+            std::thread::yield_now();
+        };
+        let number = writer.finish().unwrap().generation;
+        assert!(files.iter().all(|passes| *passes == (direct && lets)), "{direct} {lets}: {files:?}");
+        let reader = Reader::open(&path, Which::Number(number), 2).unwrap();
+        let mut back = vec![0; block.len()];
+        reader.read_into(0, 0, &mut back).unwrap();
+        assert!(back == block && passes_the_cache_by(&path).iter().all(|passes| *passes == lets));
     }
 }
 
