@@ -1,5 +1,6 @@
 //! The report for programs.
 
+mod commands;
 mod finding;
 mod holders;
 mod moves;

@@ -1,5 +1,6 @@
 //! What a report knows, read from logs: a few numbers for each process, however long its log is.
 
+mod commands;
 mod found;
 mod grown;
 mod holders;
@@ -13,6 +14,7 @@ mod process;
 mod refusals;
 mod timeline;
 
+pub use commands::{Commands, Suspension};
 pub use found::{Found, findings, is_on_anothers, merge, ranks_on_one_gpu};
 pub use grown::Sum as GrownSum;
 pub use holders::{Holder, Holders};

@@ -2,6 +2,7 @@
 
 mod call_sites;
 mod chart;
+mod commands;
 mod contexts;
 mod far;
 mod findings;
@@ -34,6 +35,7 @@ pub fn render(logs: &Logs, found: &[Found], colours: bool) -> String {
         far::section(&mut page, logs, &labels);
         moves::section(&mut page, logs, &labels);
         given::section(&mut page, logs, &labels);
+        commands::section(&mut page, logs, &labels);
         pinned::section(&mut page, logs, &labels);
         modules::section(&mut page, logs, &labels);
         limits::section(&mut page, logs, &labels);

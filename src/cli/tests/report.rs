@@ -304,6 +304,64 @@ fn what_the_program_moved_itself_says_how_much_went_and_stayed() {
 
 /// The record of what lies far is written only once something does; before that everything in use is near.
 #[test]
+fn what_commands_did_to_a_program_is_told_with_how_long_it_stood_still() {
+    let line = |t: f64, event: &str| {
+        format!("{{\"v\":1,\"t\":{t},\"pid\":7,\"tid\":7,\"level\":\"info\",\"message\":\"\",{event}}}\n")
+    };
+    let suspend = |to: &str, stored: &str| {
+        format!(
+            "\"event\":\"program.suspend\",\"bytes\":1073741824,\"stayed\":2097152,\"to\":\"{to}\",\"microseconds\":3000000,\
+             \"waited_microseconds\":1000000{stored}"
+        )
+    };
+    let image = |number: u32, stopped: u32| {
+        format!(
+            "\"event\":\"program.checkpoint\",\"folder\":\"/scratch/me\",\"generation\":{number},\"bytes\":1073741824,\
+             \"stored\":536870912,\"fresh\":268435456,\"unchanged\":0,\"left_out\":0,\"in_stop\":0,\
+             \"stopped_microseconds\":{stopped},\"microseconds\":900000"
+        )
+    };
+    let log = [
+        line(1000.0, "\"event\":\"process.start\",\"version\":\"0.2.0\",\"mode\":\"pool\",\"exe\":\"/bin/x\""),
+        line(1010.0, &suspend("host", "")),
+        line(1030.0, "\"event\":\"program.resume\",\"bytes\":1071644672,\"stayed\":0,\"microseconds\":1000000"),
+        line(1040.0, &image(1, 20_000)),
+        line(1050.0, &image(2, 70_000)),
+        line(
+            1060.0,
+            "\"event\":\"gpu.drain\",\"device\":1,\"uuid\":\"GPU-1\",\"bytes\":4194304,\"stayed\":0,\"microseconds\":5",
+        ),
+        line(
+            1070.0,
+            "\"event\":\"gpu.undrain\",\"device\":1,\"uuid\":\"GPU-1\",\"bytes\":2097152,\"stayed\":0,\"microseconds\":5",
+        ),
+        line(1080.0, &suspend("/scratch/me", ",\"stored\":3145728")),
+    ];
+    let log = log_of(log.concat().as_bytes());
+    let (code, stdout, stderr) = report_on(log.path());
+    assert_eq!(code, Some(0), "{stderr}");
+    let rows: Vec<Vec<&str>> = stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+    let has = |words: &str| {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        assert!(rows.iter().any(|row| row.ends_with(&words)), "{words:?} in {stdout}");
+    };
+    // Two of its three seconds, as for one the program still worked, and twenty.
+    has("10.0 s 1.0 GiB 2.0 MiB 1022.0 MiB 22.0 s host");
+    has("80.0 s 1.0 GiB 2.0 MiB - to the end /scratch/me");
+    has("takes 3.0 MiB there");
+    has("2 1.0 GiB 512.0 MiB 512.0 MiB 70 ms /scratch/me");
+    has("60.0 s 1 4.0 MiB 0 B drained: left it");
+    has("70.0 s 1 2.0 MiB 0 B drained no more: came back to it");
+    let json = report(&["--json", log.path().to_str().unwrap()]).output().unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    let commands = &told["processes"][0]["commands"];
+    assert_eq!(commands["suspensions"][0]["stood_still_seconds"], 22.0);
+    assert_eq!(commands["suspensions"][1]["resumed"], serde_json::Value::Null);
+    assert_eq!(commands["images"][0]["longest_stop_microseconds"], 70_000);
+    assert_eq!(commands["drains"][1]["what"], "undrain");
+}
+
+#[test]
 fn memory_is_near_from_the_start_also_where_it_lies_far_only_later() {
     let event = |t: u32, name: &str, fields: &str| {
         let line = START.replace("process.start", name).replace(r#""t":1"#, &format!(r#""t":{}"#, 1 + t));

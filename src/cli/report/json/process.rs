@@ -7,7 +7,7 @@ use gpupool_events::Site;
 use serde_json::{Map, Value, json};
 
 use super::parts::{PARTS, seconds_per_part};
-use super::{holders, moves, pinned};
+use super::{commands, holders, moves, pinned};
 use crate::report::model::{BySetting, Context, GrownSum, Process, Refusal, SettingThatRefuses, Timeline};
 
 /// Everything that is known of a process.
@@ -61,7 +61,7 @@ pub fn object(process: &Process, label: &str) -> Value {
         "refusals": {"times": process.refusals.times, "told": process.refusals.all().map(|one| refusal(process, one)).collect::<Vec<_>>(),
             "by_setting": process.refusals.by_setting.iter().map(|(setting, told)| by_setting(process, *setting, told)).collect::<Vec<_>>()},
         "holders": holders::object(&process.holders), "moves": moves::object(&process.moves), "far": readers,
-        "given": given,
+        "given": given, "commands": commands::object(&process.commands),
         "pinned": pinned::object(&process.pinned, end),
     })
 }

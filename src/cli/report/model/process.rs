@@ -7,6 +7,7 @@ use gpupool_events::{
     Record, Site, TierReader,
 };
 
+use super::commands::Commands;
 use super::grown::Grown;
 use super::holders::Holders;
 use super::kept::{LeftOut, keep};
@@ -73,6 +74,8 @@ pub struct Process {
     pub moves: Moves,
     /// Memory that left a GPU for others, by that and why: how often, and bytes.
     pub given: BTreeMap<(u32, String), (u64, u64)>,
+    /// What commands did to it.
+    pub commands: Commands,
     /// What it was told OUT_OF_MEMORY for.
     pub refusals: Refusals,
     /// Bytes in use over time, by where they lay as seen from the GPUs that use them; empty where nothing ever lay elsewhere.
@@ -336,6 +339,20 @@ impl Process {
             Event::PoolRefuse(refused) => self.refusals.of_pool(record.t, &refused),
             Event::OutOfMemory(told) => self.refusals.add(record.t, told),
             Event::PoolRepack(repack) => self.moves.repack(&repack),
+            Event::ProgramSuspend(told) => {
+                let now = record.t - self.origin();
+                self.commands.suspended(now, told, &mut self.more);
+            }
+            Event::ProgramResume(told) => self.commands.resumed(record.t - self.origin(), told),
+            Event::ProgramCheckpoint(told) => self.commands.image(told, &mut self.more),
+            Event::GpuDrain(told) => {
+                let now = record.t - self.origin();
+                self.commands.drained(now, &told, &mut self.more);
+            }
+            Event::GpuUndrain(told) => {
+                let now = record.t - self.origin();
+                self.commands.undrained(now, &told, &mut self.more);
+            }
             Event::RecallGive(gave) => {
                 let whom = (gave.device, gave.why);
                 if self.given.len() < KEPT_PLACES || self.given.contains_key(&whom) {

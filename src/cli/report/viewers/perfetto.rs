@@ -193,6 +193,13 @@ impl<W: Write> Perfetto<W> {
             | Event::VmmSteer(_) => {
                 self.instant(met, "pool", record.event.name(), now, &record.message, &[]);
             }
+            Event::ProgramSuspend(_)
+            | Event::ProgramResume(_)
+            | Event::ProgramCheckpoint(_)
+            | Event::GpuDrain(_)
+            | Event::GpuUndrain(_) => {
+                self.instant(met, "commands", record.event.name(), now, &record.message, &[]);
+            }
             Event::RecallAsk(_) | Event::RecallGive(_) | Event::RecallSign(_) => {
                 self.instant(met, "other programs", record.event.name(), now, &record.message, &[]);
             }
