@@ -17,8 +17,8 @@ use crate::{About, JobWriter, Meeting, Meta, Options, Pace, Reader, Which, Who, 
 /// How long it is waited for the other one to come, and to say that it has come to rest.
 const TO_COME: Duration = Duration::from_secs(20);
 const TO_REST: Duration = Duration::from_secs(20);
-/// Nobody needs longer than both of these and ten seconds without a sign of life, on a machine that is at work besides.
-const BOUND: Duration = Duration::from_secs(90);
+/// Nobody needs longer than both of these and ten seconds without a sign of life; several times that on a machine that stands still now and then.
+const BOUND: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_millis(10);
 
 fn who(node: u32) -> Who {
