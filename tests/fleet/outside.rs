@@ -103,7 +103,11 @@ fn what_is_kept_goes_back_when_the_kernel_says_so() {
     let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(|| while !is_over.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
         }
         let empty = catch_unwind(AssertUnwindSafe(|| {
             eventually("what the kernel said", || log().contains("\"memory.pressure\"").then_some(()));
