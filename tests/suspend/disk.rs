@@ -54,7 +54,9 @@ fn data(folder: &Path) -> PathBuf {
 fn pays(told: &Value, lengths: u64) {
     let number = |name: &str| told[name].as_f64().unwrap_or_else(|| panic!("{name}: {told}"));
     assert_eq!(told["stored_bytes"], lengths, "{told}");
-    assert!(number("disk_bytes") >= (4 * 32 * MIB) as f64 && number("disk_bytes") <= number("bytes"), "{told}");
+    // Files have whole pages, of which the last one of a block is not always full.
+    let most = number("bytes") + (16 * 2 * MIB) as f64;
+    assert!(number("disk_bytes") >= (4 * 32 * MIB) as f64 && number("disk_bytes") <= most, "{told}");
     assert!((number("compression_ratio") - number("disk_bytes") / lengths as f64).abs() <= 0.001, "{told}");
     let rate = number("bytes") / (number("microseconds") - number("waited_microseconds")) * 1e6;
     assert!((number("bytes_per_second") - rate).abs() <= 1.0, "{rate}: {told}");
@@ -375,9 +377,9 @@ fn a_program_that_is_killed_while_it_goes_to_a_disk_leaves_files_that_the_next_o
     ends_well(program);
 }
 
-/// It goes to the driver's memory on the host, so nothing of it is in a file.
+/// In the same files as the pool's, and nothing of it is on the host meanwhile.
 #[test]
-fn what_the_program_made_itself_goes_to_the_host_beside_the_files_and_comes_back() {
+fn what_the_program_made_itself_goes_to_the_files_as_well_and_comes_back() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = suspended("1x1GiB").start(None);
     assert_eq!(program.ask("make 64"), "made");
@@ -387,8 +389,12 @@ fn what_the_program_made_itself_goes_to_the_host_beside_the_files_and_comes_back
         assert!(left["bytes"].as_u64() >= Some((64 + 40) * MIB), "{left}");
         let empty = |page: &Snapshot| page.levels.suspended > 0 && lies(page).2 == 0 && lies(page).0 == 0;
         let page = eventually("empty GPUs", || page(&program).filter(empty));
-        let on_host = page.levels.places.rows.iter().filter(|place| place.on_host && !place.on_disk);
-        assert!(on_host.map(|place| place.own).sum::<u64>() >= 64 * MIB, "{page:?}");
+        let own = |on_disk: bool| {
+            let rows = page.levels.places.rows.iter();
+            rows.filter(|place| !place.is_gpu() && place.on_disk == on_disk).map(|place| place.own).sum::<u64>()
+        };
+        assert!(own(false) == 0 && own(true) >= 64 * MIB, "{page:?}");
+        assert!(left["disk_bytes"].as_u64() >= Some((64 + 32) * MIB), "{left}");
         // What a thread at work has of the pool, and not the rest.
         assert!((32 * MIB..64 * MIB).contains(&lies(&page).1), "{page:?}");
         let back = told(&program, "resume");

@@ -25,10 +25,12 @@ fn told(program: &Running, arguments: &str) -> Result<(u64, u64), String> {
 struct Memory(Vec<(u64, u64, u64)>);
 
 impl Memory {
-    /// Of its own and on slabs that it shares.
+    /// A block of its own, one on slabs that it shares, and what the program makes itself.
     fn of(program: &mut Running) -> Self {
         let block = |(kib, seed): (u64, u64)| (program.ask(&format!("block {kib} {seed}")).parse().unwrap(), kib, seed);
-        Self([(6144, 5000), (40, 7000)].map(block).to_vec())
+        let mut all = [(6144, 5000), (40, 7000)].map(block).to_vec();
+        all.push((program.ask("own 2048 9000").parse().unwrap(), 2048, 9000));
+        Self(all)
     }
 
     #[track_caller]

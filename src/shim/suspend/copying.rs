@@ -1,5 +1,6 @@
 //! What leaves for a disk or for plain memory of the host is copied there before it leaves: how much of it there is room for, and what of it is there at all.
 
+use super::Target;
 use super::kept::{self, Kept, Refused};
 use super::leaves::{Full, Leaves};
 use super::parting::{Stretch, batches, chosen, host_for, there};
@@ -8,8 +9,8 @@ use super::rearranging::BATCH;
 use super::spare;
 use super::stored::{Range, Stored};
 use super::why::Why;
+use crate::backing::host;
 use crate::backing::open::Opened;
-use crate::backing::{host, terms};
 use crate::image::crew::Crews;
 use crate::serve::handles::by_hand::{self, Own};
 use gpupool_cuda::{Driver, Physical};
@@ -43,7 +44,12 @@ fn ranges(stretches: &[Stretch], is_left: impl Fn(Place) -> bool) -> Vec<Range> 
     ranges
 }
 
-/// Stores all memory of the pool that may leave in a folder; `None` where there is none.
+/// What the program made itself.
+fn of_own(own: Own) -> Range {
+    Range { owner: NOBODY, home: own.asked, address: own.address, bytes: own.bytes }
+}
+
+/// Stores all memory of the pool that may leave in a folder, and of the program's own what lies on GPUs; `None` where there is none.
 ///
 /// A call that asks for memory passes no gate, and one that was under way when the program was stopped may be given some while the rest is written: that is
 /// begun anew then, as soon as it is seen, since one process has one image in a folder. Rejected: to keep what came on the host, which would leave a program that
@@ -59,9 +65,14 @@ pub fn store(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Option<Put>, String> {
     opened.pool.free_empty_slabs();
-    let there = || ranges(&opened.pool.stretches(), |place| !terms::is_place_left_alone(place));
+    let leaves = Leaves::Suspended { target: &Target::Folder(folder.to_owned()), put: None, full: None };
+    let there = || {
+        let (near, own) = chosen(opened, leaves);
+        let own = own.into_iter().filter(|own| by_hand::may_go(own.address, own.asked)).map(of_own);
+        own.chain(ranges(&near, |place| leaves.place(place))).collect()
+    };
     // Asked at each step: a look at all blocks is made only where one was given out since.
-    let given = || opened.pool.usage().allocations;
+    let given = || opened.pool.usage().allocations + by_hand::count_so_far();
     let write = |ranges: &[Range], goes_on: &dyn Fn() -> bool| {
         let total = ranges.iter().map(|range| range.bytes).sum();
         progress(0, total);
@@ -138,9 +149,8 @@ pub fn keep(
     let is_suspended = matches!(leaves, Leaves::Suspended { .. });
     let (keeps, own): (Vec<Own>, Vec<Own>) =
         own.into_iter().partition(|own| is_suspended && by_hand::may_go(own.address, own.asked));
-    let range = |own: Own| Range { owner: NOBODY, home: own.asked, address: own.address, bytes: own.bytes };
     // What the program made itself comes first: where the driver has to make memory on the host for it, that takes as much of it.
-    let ranges: Vec<Range> = keeps.into_iter().map(range).chain(ranges(&near, |place| leaves.place(place))).collect();
+    let ranges: Vec<Range> = keeps.into_iter().map(of_own).chain(ranges(&near, |place| leaves.place(place))).collect();
     let mut hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host());
     let Some(first) = hosts.next() else { return Ok((None, Some(Full::new(Why::nowhere(), &ranges)))) };
     let own = own.into_iter().map(|own| own.bytes).sum();

@@ -29,7 +29,7 @@ pub enum Onto<'a> {
     /// To peers and to the host.
     Anywhere,
     Peers,
-    /// What was copied already goes there, and the program's own memory to peers and to the host. As for [`Leaves::Suspended`].
+    /// What was copied already goes there, and what of the program's own memory was not, to peers and to the host. As for [`Leaves::Suspended`].
     Put {
         put: &'a Put,
         full: Option<&'a Full>,

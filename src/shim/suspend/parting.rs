@@ -116,8 +116,8 @@ pub fn leave(
                 false
             }
         };
-        let is_kept = leaves.put().and_then(Put::on_host).is_some_and(|kept| kept.has(address, bytes));
-        let went = is_kept && has_gone(Place::Pageable, by_hand::put_away(driver, address, bytes, stop))
+        let kept_at = leaves.put().filter(|put| put.has(address, bytes)).map(Put::place);
+        let went = kept_at.is_some_and(|to| has_gone(to, by_hand::put_away(driver, address, bytes, to, stop)))
             || leaving.order(asked).into_iter().any(|to| {
                 // By its account alone the host has as much once more as lies in plain memory.
                 let has_room = !to.is_host() || terms::left_at(to) >= bytes;
@@ -151,7 +151,7 @@ pub fn chosen(opened: &Opened, leaves: Leaves<'_>) -> (Vec<Stretch>, Vec<Own>) {
         .into_iter()
         .filter(|(block, pieces)| leaves.concerns(block.home) && pieces.iter().any(|piece| leaves.place(piece.place)))
         .collect();
-    // What the program made itself is no memory of the pool's, and goes to the host where that goes to a disk.
+    // What the program made itself and lies on the host is no memory of the pool's, and stays there.
     let leaves_own =
         |own: &Own| matches!(own.place, Place::Gpu(_)) && leaves.concerns(own.asked) && leaves.place(own.place);
     let mut own: Vec<_> = by_hand::all().into_iter().filter(leaves_own).collect();

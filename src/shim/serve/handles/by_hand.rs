@@ -177,28 +177,39 @@ pub fn may_go(address: u64, asked: u32) -> bool {
     context::is_on(Device::of(asked)) && with_range(address, 1, may).unwrap_or(false)
 }
 
+/// How many handles the program has made or been given so far: another number than before tells that there may be more.
+pub fn count_so_far() -> u64 {
+    if super::is_any() { with_inventory(|inventory| inventory.count_so_far()) } else { 0 }
+}
+
 /// Whether nothing is behind what the program has mapped at this address: its contents are kept by [`put_away`]'s caller.
 pub fn is_away(address: u64) -> bool {
-    let is_away = |inventory: &mut Inventory| Some(inventory.is_all_at(address, Place::Pageable));
+    let is_away = |inventory: &mut Inventory| Some(inventory.is_all_stored(address));
     super::with_known(is_away).unwrap_or(false)
 }
 
 /// Whether anything of the program's own memory is. A context is what it is copied back with.
 pub fn is_any_away() -> bool {
-    bytes_at(Place::Pageable) > 0
+    [Place::Pageable, Place::Disk].into_iter().any(|place| bytes_at(place) > 0)
 }
 
-/// Takes what is mapped at `start` off its GPU, while what `alone` gives is held: its contents are kept elsewhere by its address, and the program waits until
+/// Takes what is mapped at `start` off its GPU, while what `alone` gives is held: its contents are kept by its address in files or in plain memory (`to`), and the program waits until
 /// [`bring_in`] has brought it back.
 ///
 /// # Errors
 /// It stays; why.
-pub fn put_away<A>(driver: &Driver, start: u64, bytes: u64, alone: impl Fn() -> Option<A>) -> Result<(), Unplaced> {
+pub fn put_away<A>(
+    driver: &Driver,
+    start: u64,
+    bytes: u64,
+    to: Place,
+    alone: impl Fn() -> Option<A>,
+) -> Result<(), Unplaced> {
     let answer = match alone() {
-        Some(_alone) => exchange::put_away(driver, start),
+        Some(_alone) => exchange::put_away(driver, start, to),
         None => Err(Stays::InUse),
     };
-    answer.map_err(|stays| unplaced(stays, bytes, Place::Pageable))
+    answer.map_err(|stays| unplaced(stays, bytes, to))
 }
 
 /// Brings what [`put_away`] took from these addresses to a place, of what was asked for on one GPU. The contents come from where stored memory of the pool's does

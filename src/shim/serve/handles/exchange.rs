@@ -154,11 +154,11 @@ impl Inventory {
     }
 
     /// What [`put_away`] took away is behind its number no more; it is counted where it is kept.
-    fn end_away(&mut self, moving: &Moving, away: Away, bytes: u64) {
+    fn end_away(&mut self, moving: &Moving, away: Away, place: Place, bytes: u64) {
         if let Some(accounts) = self.accounts {
-            accounts.charge_existing(Claim::Handles, Place::Pageable, bytes);
+            accounts.charge_existing(Claim::Handles, place, bytes);
         }
-        self.replace(moving.number, &[Part { handle: NO_HANDLE, place: Place::Pageable, bytes }], true);
+        self.replace(moving.number, &[Part { handle: NO_HANDLE, place, bytes }], true);
         if let Some(memory) = self.memory.get_mut(&moving.number) {
             (memory.moving, memory.away, memory.held) = (false, Some(away), 0);
         }
@@ -492,9 +492,9 @@ pub fn move_to(
     }
 }
 
-/// Takes the physical memory of what is mapped at an address away, whose contents somebody keeps by that address. As for [`move_to`], nobody uses it
+/// Takes the physical memory of what is mapped at an address away, whose contents somebody keeps by that address in files or in plain memory (`place`). As for [`move_to`], nobody uses it
 /// meanwhile, and nobody may before [`bring_in`] has brought it back.
-pub fn put_away(driver: &Driver, address: u64) -> Result<(), Stays> {
+pub fn put_away(driver: &Driver, address: u64, place: Place) -> Result<(), Stays> {
     let moving = with_inventory(|inventory| {
         let number = inventory.mapping_at(address).map(|(_, mapping)| mapping.number).ok_or(Stays::Unknown)?;
         let was_charged = inventory.memory.get(&number).is_some_and(|memory| memory.charged);
@@ -510,7 +510,7 @@ pub fn put_away(driver: &Driver, address: u64) -> Result<(), Stays> {
         Ok(Away { from, was_charged, handle_types, rdma: moving.rdma })
     });
     with_inventory(|inventory| match taken {
-        Ok(away) => inventory.end_away(&moving, away, bytes),
+        Ok(away) => inventory.end_away(&moving, away, place, bytes),
         Err(_) => inventory.end_move(&moving, None, &[]),
     });
     SETTLED.notify_all();
@@ -1009,8 +1009,8 @@ mod tests {
                 programs[0].release();
             }
             for start in starts {
-                assert_eq!(put_away(machine.driver, start), Ok(()));
-                assert_eq!(put_away(machine.driver, start), Err(Stays::InUse), "it is away");
+                assert_eq!(put_away(machine.driver, start, Place::Pageable), Ok(()));
+                assert_eq!(put_away(machine.driver, start, Place::Pageable), Err(Stays::InUse), "it is away");
                 assert_eq!(machine.moves(start, PEER, &[0]), Err(Stays::InUse));
             }
             assert_eq!((machine.used(0), machine.used(1), machine.handles()), before);
@@ -1044,7 +1044,7 @@ mod tests {
             calls() - start
         };
         let program = Program::new(&machine);
-        let out = counted(&|| put_away(machine.driver, program.writable).unwrap());
+        let out = counted(&|| put_away(machine.driver, program.writable, Place::Disk).unwrap());
         let home = counted(&|| back(&program).unwrap());
         program.release();
         program.unmap();
@@ -1054,11 +1054,12 @@ mod tests {
                 let before = (machine.used(0), machine.used(1), machine.handles());
                 let program = Program::new(&machine);
                 if !is_out {
-                    put_away(machine.driver, program.writable).unwrap();
+                    put_away(machine.driver, program.writable, Place::Disk).unwrap();
                 }
                 let faults: Vec<String> = (nth..nth + together).map(|call| format!("*:{call}=999")).collect();
                 machine.fail(&faults.join(","));
-                let done = if is_out { put_away(machine.driver, program.writable) } else { back(&program) };
+                let done =
+                    if is_out { put_away(machine.driver, program.writable, Place::Disk) } else { back(&program) };
                 machine.fail("");
                 let is_away = handles::by_hand::is_away(program.writable);
                 assert_eq!(is_away, is_out == done.is_ok(), "{done:?}, {together} calls from the {nth}th");

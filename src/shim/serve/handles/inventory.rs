@@ -830,6 +830,17 @@ impl Inventory {
         memory.is_some_and(|memory| memory.parts.iter().all(|part| part.place == place))
     }
 
+    /// How many numbers were given out so far.
+    pub fn count_so_far(&self) -> u64 {
+        self.next.count()
+    }
+
+    /// Whether nothing is behind what is mapped at an address, since its contents are kept in files or in plain memory.
+    pub fn is_all_stored(&self, address: u64) -> bool {
+        let memory = self.mapping_at(address).and_then(|(_, mapping)| self.memory.get(&mapping.number));
+        memory.is_some_and(|memory| memory.parts.iter().all(|part| part.place.is_stored()))
+    }
+
     /// The access that the program itself gave a location at this address; `None` where the driver's answer is that.
     pub fn access_at(&self, address: u64, location: Location) -> Option<i32> {
         let (_, mapping) = self.mapping_at(address)?;

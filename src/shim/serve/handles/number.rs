@@ -52,6 +52,11 @@ impl Numbers {
         Number(self.0)
     }
 
+    /// How many were given so far.
+    pub fn count(&self) -> u64 {
+        self.0 - (MARK << 48)
+    }
+
     /// The driver gave this handle. Where it is such a number against all expectation, only higher ones follow. Whether it is.
     pub fn avoid(&mut self, handle: Physical) -> bool {
         let same = Number::same(handle);
