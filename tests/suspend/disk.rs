@@ -383,6 +383,19 @@ fn what_the_program_made_itself_goes_to_the_files_as_well_and_comes_back() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = suspended("1x1GiB").start(None);
     assert_eq!(program.ask("make 64"), "made");
+    // Also where that is all it has, and where its files are damaged meanwhile.
+    let left = suspend_to(&program, folder.path());
+    assert_eq!(left["bytes"], 64 * MIB, "{left}");
+    let stored = data(folder.path());
+    let bytes = std::fs::read(&stored).unwrap();
+    std::fs::write(&stored, &bytes[..bytes.len() / 2]).unwrap();
+    let damaged = told(&program, "resume");
+    assert!(damaged["error"].as_str().is_some_and(|why| why.contains("data-")), "{damaged}");
+    std::fs::write(&stored, &bytes).unwrap();
+    let back = eventually("a resume", || Some(told(&program, "resume")).filter(|back| back["error"].is_null()));
+    assert_eq!(back["bytes"], 64 * MIB, "{back}");
+    is_right(&mut program);
+    assert_eq!(program.ask("handle"), ITS_HANDLE);
     at_work(&mut program, 1);
     for _ in 0..3 {
         let left = suspend_to(&program, folder.path());
