@@ -157,7 +157,8 @@ uint64_t gpupool_trim(void);
 // `cudaMalloc` does.
 // `stream` is the one that uses the memory first (NULL: the legacy stream): it is asked whether it is being captured.
 //
-// Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`.
+// Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`: 0 bytes are
+// `GPUPOOL_INVALID_ARGUMENT`, and a GPU that the program does not see is the driver's 101 (`CUDA_ERROR_INVALID_DEVICE`).
 //
 // # Safety
 // `pointer` points to a pointer, or is NULL; `stream` is a stream of that GPU's context.
@@ -225,8 +226,8 @@ int gpupool_release_anchor(const void *pointer,
 // Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place, as `gpupool_prefetch` does. It stays there, because nothing
 // but the program and `GPUPOOL_MOVE` moves memory, and that leaves alone what the program has put somewhere; `GPUPOOL_NO_PREFERRED_LOCATION` lets
 // it move the range again. `GPUPOOL_ACCESSED_BY` answers 0
-// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` elsewhere;
-// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
+// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` where it cannot, and for the host;
+// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. A GPU that the program does not see is `GPUPOOL_INVALID_ARGUMENT` for both. There is one copy of memory of the pool, so that
 // `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
 //
 // Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to

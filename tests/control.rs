@@ -35,7 +35,7 @@ child: malloc 3, trim 0
 child later: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
 child ended with 0
 advice on managed memory: 0, 0, prefers GPU 1, was sent to the host
-advice on the pool's: mostly read -4, accessed by GPU 1 0, by the host -4, not any more 0, preferred on GPU 1 0, nowhere 0
+advice on the pool's: mostly read -4, accessed by GPU 1 0, by the host -4, not any more 0, by no GPU -2, not by none -2, preferred on GPU 1 0, nowhere 0
 the pool's: 0, 32 MiB on 1 anchors 0
 on a freed block: -3 -3; unknown advice: -2
 no memory: -3 -3 -3 -3 -3 -3 -3 -3 -3 -3 -3 -3; beyond the block: -3 -3 -3 -3 -3 -3 -3
@@ -49,6 +49,7 @@ another block: 0, 32 MiB on 0 anchors 0
 malloc on device -2: -2
 malloc on device -77: -2
 malloc on device 99: 101
+malloc of no bytes: -2, to nowhere: -2, the pointer as it was
 trim: some
 ",
     );

@@ -15,7 +15,8 @@ use std::ffi::{c_int, c_void};
 /// `cudaMalloc` does.
 /// `stream` is the one that uses the memory first (NULL: the legacy stream): it is asked whether it is being captured.
 ///
-/// Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`.
+/// Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`: 0 bytes are
+/// `GPUPOOL_INVALID_ARGUMENT`, and a GPU that the program does not see is the driver's 101 (`CUDA_ERROR_INVALID_DEVICE`).
 ///
 /// # Safety
 /// `pointer` points to a pointer, or is NULL; `stream` is a stream of that GPU's context.
@@ -26,7 +27,7 @@ pub unsafe extern "C" fn gpupool_malloc(
     device: c_int,
     stream: *mut c_void,
 ) -> c_int {
-    if pointer.is_null() {
+    if pointer.is_null() || bytes == 0 {
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }
     match allocate(bytes, device, Stream::from_raw(stream.cast())) {

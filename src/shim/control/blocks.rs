@@ -140,8 +140,8 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
 /// Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place, as `gpupool_prefetch` does. It stays there, because nothing
 /// but the program and `GPUPOOL_MOVE` moves memory, and that leaves alone what the program has put somewhere; `GPUPOOL_NO_PREFERRED_LOCATION` lets
 /// it move the range again. `GPUPOOL_ACCESSED_BY` answers 0
-/// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` elsewhere;
-/// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
+/// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` where it cannot, and for the host;
+/// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. A GPU that the program does not see is `GPUPOOL_INVALID_ARGUMENT` for both. There is one copy of memory of the pool, so that
 /// `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
 ///
 /// Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
@@ -184,6 +184,10 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
         it if it == GPUPOOL_ACCESSED_BY as c_int => match place {
             Place::Gpu(gpu) if by_hand::is_reached(address, bytes, gpu)? => Ok(()),
             Place::Gpu(_) | Place::Host(_) | Place::Disk | Place::Pageable => Err(Unplaced::OutOfReach),
+        },
+        it if it == GPUPOOL_NOT_ACCESSED_BY as c_int => match place {
+            Place::Gpu(gpu) => by_hand::is_reached(address, bytes, gpu).map(|_| ()),
+            Place::Host(_) | Place::Disk | Place::Pageable => Ok(()),
         },
         it if it == GPUPOOL_NO_PREFERRED_LOCATION as c_int => by_hand::is_anywhere(address, bytes),
         it if it <= GPUPOOL_NOT_READ_MOSTLY as c_int => Err(Unplaced::OutOfReach),

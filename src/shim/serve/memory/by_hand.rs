@@ -105,7 +105,7 @@ pub fn is_anywhere(address: u64, bytes: u64) -> Result<(), Unplaced> {
     Ok(())
 }
 
-/// Whether a GPU has access to a range of a live block, or will have once it has a context.
+/// Whether a GPU has access to a range of a live block, or will have once it has a context; one that the program does not see is no place.
 pub fn is_reached(address: u64, bytes: u64, gpu: u32) -> Result<bool, Unplaced> {
     let opened = open::opened().filter(|opened| opened.contains(address)).ok_or(Unplaced::NotOurs)?;
     let pieces = pieces(address, bytes);
@@ -114,3 +114,6 @@ pub fn is_reached(address: u64, bytes: u64, gpu: u32) -> Result<bool, Unplaced> 
     }
     Ok(pieces.iter().all(|piece| opened.plan.readers(piece.place).any(|reader| reader == gpu)))
 }
+    if opened.plan.topology.gpus.iter().all(|seen| seen.ordinal != gpu) {
+        return Err(Unplaced::NoPlace);
+    }
