@@ -188,6 +188,20 @@ wrong words: 0, 0, 0
 }
 
 #[test]
+fn what_cannot_move_and_lies_there_already_is_there() {
+    placing("there").env("GPUPOOL_SMALL", "pool").go().succeeds().prints(
+        "\
+a byte: 0, -6; no whole page: 0, -6
+on two places: -6, -6
+a small block: 0, -6, advised 0; beyond it: -3
+on one chunk: 0, -6
+exported: 0, -6
+no such place: -2, -2
+",
+    );
+}
+
+#[test]
 fn a_move_that_cannot_be_made_leaves_everything_as_it_was() {
     placing("refused").go().succeeds().prints(
         "\
@@ -353,7 +367,7 @@ unmapped: 1, used: gpu0 0 gpu1 0 host 0
 fn handles_that_must_keep_their_pages_or_have_no_room_elsewhere_stay() {
     own_placing("stays").go().succeeds().prints(
         "\
-half of it: -6; nothing: -2; no such place: -2, -2
+half of it: -6, where it is: 0; nothing: -2; no such place: -2, -2
 while a stream is captured: 900
 exported: -6
 it stayed: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 0 host 0

@@ -190,8 +190,7 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
             Place::Host(_) | Place::Disk | Place::Pageable => Ok(()),
         },
         it if it == GPUPOOL_NO_PREFERRED_LOCATION as c_int => by_hand::is_anywhere(address, bytes),
-        it if it <= GPUPOOL_NOT_READ_MOSTLY as c_int => Err(Unplaced::OutOfReach),
-        _ => Ok(()),
+        _ => Err(Unplaced::OutOfReach),
     })
 }
 
@@ -202,8 +201,8 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 /// work that was submitted before, on every GPU. Nothing may use the chunks (`gpupool_pieces`) that the range touches from the call to its
 /// return, and nobody may free their block; all other memory may be in use, also by kernels that run meanwhile. Room for both copies is
 /// needed while they are made. A chunk that the range covers in part is divided: the rest of it stays at its place and needs room
-/// there once more. What stays is told by `GPUPOOL_STAYED`: memory that must keep its physical pages, and chunks that
-/// another block stands on, too; the other chunks moved. Freed memory on a chunk that moves goes
+/// there once more. What stays elsewhere is told by `GPUPOOL_STAYED`: memory that must keep its physical pages, chunks that
+/// another block stands on, too, and a range without a whole page; the other chunks moved. What lies at the place already is 0, whatever it is. Freed memory on a chunk that moves goes
 /// with what the chunk vacates: back to the driver, or to the next move, and is freed memory of the pool until then. Where a place has
 /// no room the answer is 2 (`CUDA_ERROR_OUT_OF_MEMORY`), and while any stream is being captured 900
 /// (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`); then nothing has moved. A place that the block's GPU cannot reach or may not borrow from is
@@ -212,7 +211,8 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 /// Memory that the program made by `cuMemCreate` moves in the same way, a whole handle at a time wherever it is mapped: the handles of
 /// which a mapping lies wholly in the range. Nothing may use them meanwhile, at any of their addresses. Numbers, addresses, contents and
 /// what the driver says of them stay the program's. Handles that another process made, of which one was given a descriptor, that
-/// are mapped in part or that only one place can have are `GPUPOOL_STAYED`.
+/// are mapped in part or that only one place can have are `GPUPOOL_STAYED`, and so is a range with no more than a part of a mapping; what this process made and lies
+/// at the place already is 0.
 ///
 /// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`; plain memory of the process, too, where
 /// the driver places that. Other memory that the driver serves, as small blocks for which the pool had no room, stays where it is:

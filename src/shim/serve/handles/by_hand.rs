@@ -60,14 +60,15 @@ pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, st
         let bytes = mapping.bytes;
         // What is mapped twice in the range has moved with the first.
         let is_there = || with_inventory(|inventory| inventory.is_all_at(mapping.start, place));
+        // A handle of which the range has a part cannot move, but it may be where it should be.
+        if mapping.asked.is_some() && is_there() {
+            there += bytes;
+            continue;
+        }
         let Some(asked) = mapping.asked.filter(|_| mapping.is_inside) else {
             stayed += bytes;
             continue;
         };
-        if is_there() {
-            there += bytes;
-            continue;
-        }
         let alone = || Some(gate::enter_by_hand());
         match move_much(driver, opened, (mapping.start, Much::All), bytes, place, asked, alone) {
             Ok(()) => moved += bytes,
