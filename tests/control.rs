@@ -31,6 +31,7 @@ released block: 0, 32 MiB on 0 anchors 0
 child: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
 child: -1, 0 blocks, 0 MiB live, 0 MiB at most, 0 allocations, 0 reused, spilled no
 child: -1
+child: free 3
 child: malloc 3, trim 0
 child later: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
 child ended with 0
@@ -53,6 +54,8 @@ malloc of no bytes: -2, to nowhere: -2, the pointer as it was
 trim: some
 ",
     );
+    // By the call that the child made, and not by what that asks of the driver.
+    told.warns("GP006: this process was forked from one that had initialised CUDA, and calls gpupool_malloc: ");
 }
 
 /// Two GPUs of which 240 MiB can be had, and as much of the host.

@@ -131,6 +131,8 @@ static void in_a_child(const Control *c, CUdeviceptr block)
         say_state(c, "child");
         say_statistics(c, "child");
         say_pieces(c, "child", block, SMALL);
+        /* To give back what it inherited is no use of CUDA. */
+        printf("child: free %d\n", c->free(as_pointer(block), 0, NULL));
         printf("child: malloc %d, trim %llu\n", c->malloc(&pointer, SMALL, 0, NULL), (unsigned long long)c->trim());
         say_state(c, "child later");
         fflush(stdout);
