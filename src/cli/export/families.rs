@@ -121,7 +121,7 @@ families! {
     FALLBACKS: Counter true "gpupool_fallbacks_total" [] "Blocks that could not be made although there was room; the driver was asked.";
     TRIMS: Counter true "gpupool_trims_total" [] "Times that freed memory went back to the driver because somebody needed or asked for it.";
     TRIMMED: Counter true "gpupool_trimmed_bytes_total" [] "Bytes that went back to the driver.";
-    SPILLED: Counter true "gpupool_spilled_bytes_total" [] "Bytes of blocks that lay outside their GPU when they were made.";
+    SPILLED: Counter true "gpupool_spilled_bytes_total" [] "Bytes of blocks and handles that lay outside their GPU when they were made.";
     EXPORTS: Counter true "gpupool_exports_total" [] "Blocks of which another process was given a handle.";
     IMPORTS: Counter true "gpupool_imports_total" [] "Blocks of other processes that were opened.";
     MOVES: Counter true "gpupool_moves_total" [] "Times that memory of the pool changed places while the program ran.";
