@@ -88,7 +88,7 @@ families! {
     LIVE: Gauge true "gpupool_live_bytes" [] "Bytes that the program asked for in the blocks that it holds.";
     LIVE_PEAK: Gauge true "gpupool_peak_live_bytes" [] "The most that was live so far.";
     RESIDENT: Gauge true "gpupool_resident_bytes" ["residence"]
-        "Bytes of live blocks on the GPU that they were allocated for (near), on other GPUs (peers) and on the host (host).";
+        "Bytes of live blocks and of cuMemCreate on the GPU that they were asked for on (near), on other GPUs (peers) and on the host (host).";
     LABELS: Gauge true "gpupool_labels" [] "Names that the program gave to live blocks (gpupool_label).";
     LABEL: Gauge true "gpupool_label_bytes" ["label", "residence"]
         "Bytes of live blocks by the name that the program gave them, by where they lie; other: those behind the largest sixteen.";

@@ -16,6 +16,7 @@ use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Stream};
 use gpupool_events::BlockMove;
 use gpupool_pool::{Backend, Fault, Mover, Place, Transfer};
+use std::collections::BTreeMap;
 
 /// Whether memory of the program's own is mapped at this address, as far as that is known here; also what only the driver can place.
 pub fn is_own(address: u64) -> bool {
@@ -103,6 +104,12 @@ pub fn live() -> Live {
     live.count += of_kind::count();
     live.bytes += of_kind::bytes();
     live
+}
+
+/// Bytes by the GPU that they were asked for on and the place where they lie. Kinds that only the driver can place are not in it: these lie where they were
+/// asked for.
+pub fn by_home() -> BTreeMap<(u32, Place), u64> {
+    if super::is_any() { with_inventory(|inventory| inventory.by_home()) } else { BTreeMap::new() }
 }
 
 /// All that is mapped whole, once each, and part by part where it has several.
