@@ -166,6 +166,18 @@ pub fn apart(rows: &[Listed]) -> Option<(&Listed, Vec<u32>)> {
 ///
 /// # Errors
 /// There are none, or of several jobs.
+/// The command that suspends all of these together with the ranks that [`apart`] found beside one of them: by the job's name where that is enough, which it is not where two of
+/// them have one number, as from a launcher that was told wrongly.
+pub fn how_together(one: &Listed, rows: &[Listed], ranks: &[u32]) -> String {
+    let pid = one.told.process.identity.pid;
+    if job_of(pid).is_ok() {
+        return format!("gpupool suspend --job {pid}");
+    }
+    let named = rows.iter().map(|row| row.told.process.identity.pid);
+    let pids: Vec<String> = named.chain(ranks.iter().copied()).map(|pid| pid.to_string()).collect();
+    format!("gpupool suspend {}", pids.join(" "))
+}
+
 fn job_here() -> Result<Vec<Listed>, Failure> {
     let look = Pages::new().look();
     let own = geteuid().as_raw();

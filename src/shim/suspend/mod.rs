@@ -175,7 +175,8 @@ pub fn suspend(
 /// Why this program is not suspended without `ranks`, processes of the same job that nobody named, in words; it is told as a finding as well. A rank that waits for this one in
 /// a collective would hang until it is resumed, and NCCL's watchdog may end it meanwhile.
 ///
-/// The command knows which those are, and this process does not: it sees no other's page. It is asked all the same, since its log and its report are where findings are.
+/// The command knows which those are and how all of them are named, and this process does not: it sees no other's page. It is asked all the same, since its log and its report
+/// are where findings are. What to do instead is left to each: the command says it behind this, and the finding in its fix.
 pub fn refuse_alone(ranks: &[u32]) -> String {
     let pids = ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     let (processes, run, them) = match ranks {
@@ -183,18 +184,13 @@ pub fn refuse_alone(ranks: &[u32]) -> String {
         _ => ("processes", "run", "they are"),
     };
     let is_numbered = process::settings().local_ranks.is_some();
-    let is_one = if is_numbered {
+    let why = if is_numbered {
         format!("it is a rank of a job of which {processes} {pids} {run} as well, and {them} not named")
     } else {
         format!(
             "{processes} {pids} {run} the same program, started by the same process, on other GPUs, as ranks of one job do, and {them} not named"
         )
     };
-    let why = format!(
-        "{is_one}: gpupool suspend --job {} suspends all of them together, --alone this one without the others, which may wait for it in a collective until it is resumed, or be \
-         ended by NCCL's watchdog (GP022)",
-        std::process::id()
-    );
     // Once: whoever asks in a loop has heard it.
     if SAID.lock().insert(SIBLINGS) {
         let what = format!("it was not suspended, and all of its memory stayed: {why}");
