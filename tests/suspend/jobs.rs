@@ -138,8 +138,14 @@ fn all_ranks_of_a_job_are_suspended_and_resumed_by_the_number_of_one() {
 fn ranks_of_jobs_of_one_are_no_siblings() {
     let session = tempfile::tempdir().unwrap();
     let ranks = ranks(&session, 2, 1);
-    done(&session, &format!("suspend --json {}", ranks[0].pid()));
-    done(&session, &format!("resume --json {}", ranks[0].pid()));
+    for job in ["", "--job "] {
+        let told = done(&session, &format!("suspend --json {job}{}", ranks[0].pid()));
+        assert_eq!(told.as_array().map(Vec::len), Some(1), "{told}");
+        assert_eq!(are_suspended(&session, &ranks), [true, false]);
+        done(&session, &format!("resume --json {job}{}", ranks[0].pid()));
+    }
+    // Without a number it is not said which job is meant.
+    assert!(refused(&session, "suspend --job").contains("ranks of several jobs are here"));
     ranks.into_iter().for_each(ends_well);
 }
 

@@ -127,6 +127,10 @@ fn ranks_beside(one: &Listed, rows: Vec<Listed>) -> Option<Vec<Listed>> {
         let beside: Vec<Listed> = rows.into_iter().filter(is_beside).collect();
         return (!beside.is_empty()).then(|| std::iter::once(one.clone()).chain(beside).collect());
     }
+    // Whatever else its parent started with a number, the launcher started one for this host.
+    if process.world == Some(1) {
+        return Some(vec![one.clone()]);
+    }
     let parent = parent(process.identity.pid)?;
     let is_rank = |row: &Listed| {
         let other = &row.told.process;
@@ -162,10 +166,6 @@ pub fn apart(rows: &[Listed]) -> Option<(&Listed, Vec<u32>)> {
     })
 }
 
-/// The ranks of the one job of which any are here, by their numbers.
-///
-/// # Errors
-/// There are none, or of several jobs.
 /// The command that suspends all of these together with the ranks that [`apart`] found beside one of them: by the job's name where that is enough, which it is not where two of
 /// them have one number, as from a launcher that was told wrongly.
 pub fn how_together(one: &Listed, rows: &[Listed], ranks: &[u32]) -> String {
@@ -178,6 +178,10 @@ pub fn how_together(one: &Listed, rows: &[Listed], ranks: &[u32]) -> String {
     format!("gpupool suspend {}", pids.join(" "))
 }
 
+/// The ranks of the one job of which any are here, by their numbers.
+///
+/// # Errors
+/// There are none, or of several jobs.
 fn job_here() -> Result<Vec<Listed>, Failure> {
     let look = Pages::new().look();
     let own = geteuid().as_raw();
