@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use gpupool_config::{Mode, Settings, Toggle};
-use gpupool_metrics::{Environment, Life, Maps, Member, may_be_of, stat};
+use gpupool_metrics::{Environment, Life, Maps, Member, may_be_of, started, stat};
 use rustix::process::geteuid;
 
 use super::asking::{FROZEN, stopped};
@@ -131,14 +131,14 @@ fn ranks_beside(one: &Listed, rows: Vec<Listed>) -> Option<Vec<Listed>> {
     if process.world == Some(1) {
         return Some(vec![one.clone()]);
     }
-    let parent = parent(process.identity.pid)?;
+    let own = started(process.identity.pid)?;
     let is_rank = |row: &Listed| {
         let other = &row.told.process;
         row.owner == one.owner
             && row.state != Life::Elsewhere
             && other.rank.is_some()
             && other.world == process.world
-            && self::parent(other.identity.pid) == Some(parent)
+            && started(other.identity.pid) == Some(own)
     };
     let mut ranks: Vec<Listed> = rows.into_iter().filter(is_rank).collect();
     ranks.sort_by_key(|row| row.told.process.rank);
@@ -204,9 +204,4 @@ fn job_here() -> Result<Vec<Listed>, Failure> {
             "ranks of several jobs are here, as processes {first} and {other}; name one process of the job that is meant"
         ))),
     }
-}
-
-fn parent(pid: u32) -> Option<u32> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }
