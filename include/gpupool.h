@@ -117,7 +117,8 @@ typedef struct {
   // Blocks so far that took no new memory of the driver's: they were served from freed memory, or from what was left of memory that was taken
   // for another block, as all but the first of many small ones.
   uint64_t reuses;
-  // Bytes of blocks that were not on the GPU that asked when they were made, over the life of the process.
+  // Bytes of blocks, and of handles of `cuMemCreate`, that were not on the GPU that asked when they were made, over the life of the process: a block counts
+  // each time that it is made, also where freed memory serves it. What moved since is not in it; `gpupool_labels` and `gpupool_pieces` tell where memory lies.
   uint64_t spilled_bytes;
   // Bytes that went back to the driver so far.
   uint64_t trimmed_bytes;
@@ -157,7 +158,8 @@ uint64_t gpupool_trim(void);
 // `cudaMalloc` does.
 // `stream` is the one that uses the memory first (NULL: the legacy stream): it is asked whether it is being captured.
 //
-// Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`.
+// Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`: 0 bytes are
+// `GPUPOOL_INVALID_ARGUMENT`, and a GPU that the program does not see is the driver's 101 (`CUDA_ERROR_INVALID_DEVICE`).
 //
 // # Safety
 // `pointer` points to a pointer, or is NULL; `stream` is a stream of that GPU's context.
@@ -225,8 +227,8 @@ int gpupool_release_anchor(const void *pointer,
 // Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place, as `gpupool_prefetch` does. It stays there, because nothing
 // but the program and `GPUPOOL_MOVE` moves memory, and that leaves alone what the program has put somewhere; `GPUPOOL_NO_PREFERRED_LOCATION` lets
 // it move the range again. `GPUPOOL_ACCESSED_BY` answers 0
-// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` elsewhere;
-// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
+// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` where it cannot, and for the host;
+// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. A GPU that the program does not see is `GPUPOOL_INVALID_ARGUMENT` for both. There is one copy of memory of the pool, so that
 // `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
 //
 // Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
@@ -249,8 +251,8 @@ int gpupool_advise(const void *pointer,
 // work that was submitted before, on every GPU. Nothing may use the chunks (`gpupool_pieces`) that the range touches from the call to its
 // return, and nobody may free their block; all other memory may be in use, also by kernels that run meanwhile. Room for both copies is
 // needed while they are made. A chunk that the range covers in part is divided: the rest of it stays at its place and needs room
-// there once more. What stays is told by `GPUPOOL_STAYED`: memory that must keep its physical pages, and chunks that
-// another block stands on, too; the other chunks moved. Freed memory on a chunk that moves goes
+// there once more. What stays elsewhere is told by `GPUPOOL_STAYED`: memory that must keep its physical pages, chunks that
+// another block stands on, too, and a range without a whole page; the other chunks moved. What lies at the place already is 0, whatever it is. Freed memory on a chunk that moves goes
 // with what the chunk vacates: back to the driver, or to the next move, and is freed memory of the pool until then. Where a place has
 // no room the answer is 2 (`CUDA_ERROR_OUT_OF_MEMORY`), and while any stream is being captured 900
 // (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`); then nothing has moved. A place that the block's GPU cannot reach or may not borrow from is
@@ -259,7 +261,8 @@ int gpupool_advise(const void *pointer,
 // Memory that the program made by `cuMemCreate` moves in the same way, a whole handle at a time wherever it is mapped: the handles of
 // which a mapping lies wholly in the range. Nothing may use them meanwhile, at any of their addresses. Numbers, addresses, contents and
 // what the driver says of them stay the program's. Handles that another process made, of which one was given a descriptor, that
-// are mapped in part or that only one place can have are `GPUPOOL_STAYED`.
+// are mapped in part or that only one place can have are `GPUPOOL_STAYED`, and so is a range with no more than a part of a mapping; what this process made and lies
+// at the place already is 0.
 //
 // Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`; plain memory of the process, too, where
 // the driver places that. Other memory that the driver serves, as small blocks for which the pool had no room, stays where it is:

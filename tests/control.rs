@@ -31,11 +31,12 @@ released block: 0, 32 MiB on 0 anchors 0
 child: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
 child: -1, 0 blocks, 0 MiB live, 0 MiB at most, 0 allocations, 0 reused, spilled no
 child: -1
+child: free 3
 child: malloc 3, trim 0
 child later: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
 child ended with 0
 advice on managed memory: 0, 0, prefers GPU 1, was sent to the host
-advice on the pool's: mostly read -4, accessed by GPU 1 0, by the host -4, not any more 0, preferred on GPU 1 0, nowhere 0
+advice on the pool's: mostly read -4, accessed by GPU 1 0, by the host -4, not any more 0, by no GPU -2, not by none -2, preferred on GPU 1 0, nowhere 0
 the pool's: 0, 32 MiB on 1 anchors 0
 on a freed block: -3 -3; unknown advice: -2
 no memory: -3 -3 -3 -3 -3 -3 -3 -3 -3 -3 -3 -3; beyond the block: -3 -3 -3 -3 -3 -3 -3
@@ -49,9 +50,12 @@ another block: 0, 32 MiB on 0 anchors 0
 malloc on device -2: -2
 malloc on device -77: -2
 malloc on device 99: 101
+malloc of no bytes: -2, to nowhere: -2, the pointer as it was
 trim: some
 ",
     );
+    // By the call that the child made, and not by what that asks of the driver.
+    told.warns("GP006: this process was forked from one that had initialised CUDA, and calls gpupool_malloc: ");
 }
 
 /// Two GPUs of which 240 MiB can be had, and as much of the host.
@@ -182,6 +186,20 @@ asked: 40 at 1
 exported: 40 at 0 anchored
 retained: 40 at 0 anchored
 wrong words: 0, 0, 0
+",
+    );
+}
+
+#[test]
+fn what_cannot_move_and_lies_there_already_is_there() {
+    placing("there").env("GPUPOOL_SMALL", "pool").go().succeeds().prints(
+        "\
+a byte: 0, -6; no whole page: 0, -6
+on two places: -6, -6
+a small block: 0, -6, advised 0; beyond it: -3
+on one chunk: 0, -6
+exported: 0, -6
+no such place: -2, -2
 ",
     );
 }
@@ -352,7 +370,7 @@ unmapped: 1, used: gpu0 0 gpu1 0 host 0
 fn handles_that_must_keep_their_pages_or_have_no_room_elsewhere_stay() {
     own_placing("stays").go().succeeds().prints(
         "\
-half of it: -6; nothing: -2; no such place: -2, -2
+half of it: -6, where it is: 0; nothing: -2; no such place: -2, -2
 while a stream is captured: 900
 exported: -6
 it stayed: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 0 host 0

@@ -29,6 +29,25 @@ fn what_does_not_fit_bare_fits_under_the_shim() {
     assert!(peers > 0 && host == 0, "{peers} bytes on peers, {host} on the host");
 }
 
+/// Memory that is kept lies where it lay, so that a block that it serves lies elsewhere as well.
+#[test]
+fn what_lay_elsewhere_is_told_of_freed_memory_that_serves_again_and_of_what_moved() {
+    let outside = |how| {
+        let run = Run::program("outside").arg(how).sim("2x128MiB").env("SIMCUDA_CONTEXT_MIB", "0");
+        let shim =
+            run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_IDLE", "off").env("GPUPOOL_LOG", "error").shim().go();
+        shim.succeeds();
+        shim
+    };
+    let again = outside("again");
+    again.prints("800 MiB of 11 blocks, 9 reused\n");
+    again.warns("gpupool: 800.0 MiB of all that was allocated lay outside the GPU that asked for it when it was\n");
+    let moved = outside("moved");
+    moved.prints("0 MiB of 1 blocks, 0 reused\n");
+    moved.warns("gpupool: 64.0 MiB in use at the end lay outside the GPU that asked for it, where it moved since\n");
+    outside("back").prints("0 MiB of 1 blocks, 0 reused\n").is_quiet();
+}
+
 #[test]
 fn a_refusal_is_told_with_who_held_what_and_what_would_have_helped() {
     let script = Run::program("steps").args("a:300 a:400 a:401 a:402").sim("2x256MiB");

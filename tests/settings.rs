@@ -81,6 +81,7 @@ fn a_size_without_a_unit_that_is_no_likely_number_of_bytes_is_told() {
         ("GPUPOOL_HOST_LIMIT", "64", "64"),
         ("GPUPOOL_RESERVE", " 2", "2"),
         ("GPUPOOL_PINNED_LIMIT", "4", "4"),
+        ("GPUPOOL_GUARANTEE", "0:10", "10"),
     ] {
         let told = advice(name, value);
         let words = format!("{name}={value}: {number} bytes, as there is no unit; write {number}GiB if that is meant");

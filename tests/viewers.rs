@@ -76,6 +76,32 @@ fn stop(mut child: Child, signal: i32) -> ExitStatus {
     child.wait().unwrap_or_else(|e| panic!("lost it: {e}"))
 }
 
+/// What the summary at the end says of such memory.
+#[test]
+fn handles_that_had_no_room_on_their_gpu_are_borrowed_memory_to_all_who_look() {
+    let mut program = Run::program("agent").sim("2x256MiB").shim().env("GPUPOOL_RESERVE", "16MiB").start(None);
+    program.ask("init");
+    for mib in [160, 100] {
+        assert_eq!(program.ask(&format!("make {mib}")), "made");
+    }
+    let session = program.session();
+    let told = page("handles on two GPUs", &program, &session, |told| told.levels.residence.on_peers > 0);
+    let residence = told.levels.residence;
+    let [near, far] = [residence.near / MIB, residence.on_peers / MIB];
+    assert_eq!((near, far, residence.on_host), (160, 100, 0));
+    let text = said(&session, &["ps"]);
+    for line in ["gpu1 100.0 MiB of its own", "far: 100.0 MiB on other GPUs", "borrows: 100.0 MiB of gpu1 for gpu0"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let samples = samples(&said(&session, &["export", "--once"]));
+    let of = |family: &str| {
+        samples.iter().filter(|(name, _)| name.starts_with(family)).map(|(_, v)| *v as u64 / MIB).sum::<u64>()
+    };
+    assert_eq!(of("gpupool_borrowed_bytes"), 100);
+    let (status, _folder) = program.end();
+    assert!(status.success(), "{status}");
+}
+
 /// An exporter on a port of its own, and where that is.
 struct Exporter {
     child: Child,

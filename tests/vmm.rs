@@ -397,6 +397,41 @@ fn what_the_limits_leave_no_room_for_anywhere_is_the_driver_s_to_give() {
     tells(&run.env("GPUPOOL_LIMIT", "0").shim().go(), "create 24: 0\ncreate 120: 2\ncreate 24: 0\n");
 }
 
+/// One of more than half its GPU lies in parts on GPUs, and never on the host; the report says that, and what the program's own handles have.
+#[test]
+fn a_refused_handle_is_told_with_what_handles_have_and_what_the_host_takes_of_them() {
+    let refused = |steps: &str, host: &str| {
+        let run = Run::program("own_memory")
+            .args(steps)
+            .sim("2x128MiB")
+            .env("SIMCUDA_HOST", "4GiB")
+            .env("GPUPOOL_RESERVE", "16MiB");
+        let shim = run.env("GPUPOOL_HOST_LIMIT", host).shim().log().go();
+        shim.succeeds();
+        let told = shim.picked(|event| match event {
+            Event::OutOfMemory(told) => Some(told.clone()),
+            _ => None,
+        });
+        let [first, ..] = &told[..] else { shim.fail("expected a refusal in the log") };
+        first.clone()
+    };
+    let large = refused("c:40 c:90 c:90", "1GiB");
+    let rows: Vec<_> = large.places.iter().map(|row| (&*row.place, row.own >> 20, row.out.as_deref())).collect();
+    assert_eq!(rows, [("gpu0", 96, None), ("gpu1", 34, None), ("host0", 0, Some("too large"))]);
+    assert_eq!((large.largest_whole, large.places[0].others), (Some(64 << 20), Some(0)), "{large:?}");
+    assert_eq!(large.remedies, []);
+    // Of half a GPU the host has one, if it has room for all of it.
+    let small = refused("c:60 c:60 c:60 c:60 c:60", "100MiB");
+    let host = small.places.last().unwrap_or_else(|| panic!("{small:?}"));
+    assert_eq!((host.own >> 20, host.room >> 20, host.out.as_deref()), (60, 40, None), "{small:?}");
+    let [remedy] = &small.remedies[..] else { panic!("{small:?}") };
+    assert!(remedy.setting == "GPUPOOL_HOST_LIMIT" && remedy.enough, "{remedy:?}");
+    let run =
+        Run::program("own_memory").args("c:60 c:60 c:60 c:60 c:60").sim("2x128MiB").env("GPUPOOL_RESERVE", "16MiB");
+    let mended = run.env("GPUPOOL_HOST_LIMIT", &remedy.value).shim().go();
+    assert!(!mended.succeeds().stdout.contains("create 60: 2"), "{}", mended.stdout);
+}
+
 #[test]
 fn mappings_of_what_the_program_only_allocated_stay_as_they_are() {
     Run::program("not_theirs").sim(SMALL).same_under_shim(&[]).succeeds().says("round 1: 0 wrong");

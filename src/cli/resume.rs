@@ -74,6 +74,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     for (told, before) in told.iter_mut().zip(&rows) {
         let identity = before.told.process.identity;
         let levels = now.rows.iter().find(|row| row.told.process.identity == identity).map(|row| &row.told.levels);
+        if before.told.levels.suspended == 0 {
+            " to GPUs that it had left (it was not suspended)".clone_into(&mut told.whereabouts);
+        }
         told.because = levels.map_or_else(|| NO_ROOM.to_owned(), because);
         // How a program is that was not resumed says nothing of what came back.
         let residence = levels.filter(|_| told.error.is_none()).map(|levels| &levels.residence);

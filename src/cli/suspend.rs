@@ -122,7 +122,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if !args.alone
         && let Some((row, ranks)) = control::apart(&rows)
     {
-        let refused = control::ask_all(std::slice::from_ref(row), &Request::Apart { ranks });
+        let how = control::how_together(row, &rows, &ranks);
+        let mut refused = control::ask_all(std::slice::from_ref(row), &Request::Apart { ranks });
+        for why in refused.iter_mut().filter_map(|told| told.error.as_mut()) {
+            *why = format!(
+                "{why}: {how} suspends all of them together, --alone only what is named, for which the others may wait in a collective until it is resumed, or be ended by NCCL's \
+                 watchdog (GP022)"
+            );
+        }
         control::print(&refused, args.json, "", "")?;
         return Ok(ExitCode::FAILURE);
     }

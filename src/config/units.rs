@@ -4,7 +4,8 @@ use crate::problem::Problem;
 use std::ffi::OsString;
 
 /// What a place may hold or keep free. The other sizes may well be a few bytes.
-const OF_PLACES: [&str; 4] = ["GPUPOOL_RESERVE", "GPUPOOL_LIMIT", "GPUPOOL_HOST_LIMIT", "GPUPOOL_PINNED_LIMIT"];
+const OF_PLACES: [&str; 5] =
+    ["GPUPOOL_RESERVE", "GPUPOOL_LIMIT", "GPUPOOL_HOST_LIMIT", "GPUPOOL_PINNED_LIMIT", "GPUPOOL_GUARANTEE"];
 /// Not even the smallest piece of memory at a place, which is 2 MiB, has so few bytes. 0 is a size that is meant.
 const FEWEST: u64 = 1 << 16;
 

@@ -287,6 +287,8 @@ events! {
         why: String,
         /// Bytes of the largest request that there was room for.
         fits: u64,
+        /// Of a handle: the largest that lies whole on another place. A larger one is made of parts, which lie on GPUs alone.
+        largest_whole: Option<u64>,
         /// Where in the program.
         site: Option<Site>,
         /// Every place of the machine that the process knows of.

@@ -195,7 +195,7 @@ impl Finding {
                 "only the driver can take it along: gpupool suspend --process --to host PID has it try"
             }
             ("GP022", Some("siblings")) => {
-                "suspend all ranks of the job: gpupool suspend --job PID; --alone where the others do not wait for this one"
+                "suspend all ranks of the job: gpupool suspend --job PID, or name all of them; --alone where the others do not wait for this one"
             }
             ("GP022", Some("ill")) => "have its memory leave the GPU that had the error first: gpupool drain GPU",
             ("GP022", Some("driver" | "ending" | "past" | "came")) => {

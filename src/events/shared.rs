@@ -61,7 +61,8 @@ pub struct PlaceAtRefusal {
     /// The part of the request that there was room for here.
     pub room: u64,
     /// Why it was not looked at: `not listed` (`GPUPOOL_DEVICES`), `another rank's`, `out of reach`, `not lent` (a limit of 0), `drained`
-    /// (`gpupool drain`), `no handles` (the host, for a handle).
+    /// (`gpupool drain`), `too large` (the host, for a handle that is larger than [`OutOfMemory`](crate::OutOfMemory)'s `largest_whole`).
+    /// Logs of 0.2.0 before that have `no handles` of the host and any handle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out: Option<String>,
 }

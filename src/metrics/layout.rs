@@ -87,7 +87,7 @@ counters! {
     Trims,
     /// Bytes that went back to the driver.
     TrimmedBytes,
-    /// Bytes of blocks that lay outside their home GPU when they were made.
+    /// Bytes of blocks and handles that lay outside their home GPU when they were made, each time that one was.
     SpilledBytes,
     /// Blocks of which another process was given a handle.
     Exports,

@@ -109,7 +109,7 @@ fn place_name(on_host: bool, number: u32) -> String {
     format!("{}{number}", if on_host { "host" } else { "gpu" })
 }
 
-/// Where live blocks lie, as seen from the GPU that each was allocated for, and what that costs.
+/// Where live blocks and what the program made by `cuMemCreate` lie, as seen from the GPU that each was asked for on, and what that costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Residence {
     /// Bytes on that GPU.

@@ -4,6 +4,7 @@ use serde::Serialize;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 /// What no two processes have in common, nor two programs that one process was, one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -90,6 +91,53 @@ pub fn lineage(pid: u32) -> Option<(u32, u32)> {
     // Behind the name come the state, the parent, the process group and the session.
     let parent = fields.nth(1)?.parse().ok()?;
     Some((parent, fields.nth(1)?.parse().ok()?))
+}
+
+/// How a process was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Started {
+    /// By whom, past shells that stand between.
+    pub by: u32,
+    /// In which session.
+    pub session: u32,
+    /// How many shells those are.
+    shells: u32,
+}
+
+/// See [`Started`]. `None`: it cannot be seen.
+///
+/// A shell is looked through that runs nothing else like it (`sh -c 'python x.py'`, a script around one program, also with a pipe behind it), and not the
+/// one that its session begins with: what somebody types into a terminal, or a scheduler's script starts, is started by that shell. Programs of which one stands behind
+/// a shell and another one does not were started in different ways.
+pub fn started(pid: u32) -> Option<Started> {
+    let (mut by, session) = lineage(pid)?;
+    let (mut child, mut shells) = (pid, 0);
+    while by > 1 && by != session && is_shell_around(by, child) {
+        match lineage(by) {
+            Some((above, of_session)) if above > 1 && of_session == session => (child, by) = (by, above),
+            _ => break,
+        }
+        shells += 1;
+    }
+    Some(Started { by, session, shells })
+}
+
+/// Whether this process is a shell that has started that one and no other of the same program.
+fn is_shell_around(shell: u32, child: u32) -> bool {
+    const SHELLS: [&str; 8] = ["sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox"];
+    let program = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let is_shell = |path: &PathBuf| path.file_name().is_some_and(|name| SHELLS.iter().any(|shell| name == *shell));
+    if !program(shell).as_ref().is_some_and(is_shell) {
+        return false;
+    }
+    let (Some(own), Ok(children)) =
+        (program(child), fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")))
+    else {
+        return false;
+    };
+    let mut others = children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(|pid| *pid != child);
+    // One of which that is not told may be the same.
+    others.all(|other| program(other).is_some_and(|other| other != own))
 }
 
 /// Whether a process may be this user's: one of its user numbers (real, effective, saved, of files) is, or they cannot be seen.
@@ -281,6 +329,42 @@ mod tests {
             is_ending(&LINE.replace(" 4194304 ", " 4194308 ")) && !is_ending(&LINE.replace(" 4194304 ", " 4194312 "))
         );
         assert!(!is_ending("812 (a"));
+    }
+
+    /// How what a shell starts and tells first was started, and the shell's number.
+    fn behind_a_shell(code: &str) -> (Option<Started>, u32) {
+        use std::io::{BufRead, BufReader};
+        use std::process::{Command, Stdio};
+        let mut shell = Command::new("sh")
+            .args(["-c", &format!("{code} & echo $!; read line; kill $(cat /proc/$$/task/$$/children) 2>/dev/null")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh starts");
+        let mut said = String::new();
+        BufReader::new(shell.stdout.take().expect("a pipe")).read_line(&mut said).expect("it says a number");
+        let pid = said.trim().parse().expect("a number");
+        // Each is a copy of the shell until it has begun its program.
+        let by = shell.id();
+        let program = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
+        let children = || fs::read_to_string(format!("/proc/{by}/task/{by}/children")).expect("its children are told");
+        while children().split_whitespace().any(|child| program(child) == program(&by.to_string())) {
+            std::thread::yield_now();
+        }
+        let answer = started(pid);
+        drop(shell.stdin.take());
+        shell.wait().expect("it ends");
+        (answer, by)
+    }
+
+    #[test]
+    fn a_shell_around_one_program_is_looked_through_and_one_that_starts_several_is_not() {
+        let (Some(Started { by, shells, .. }), _) = behind_a_shell("sleep 1000") else { panic!("nothing is told") };
+        assert_eq!((by, shells), (std::process::id(), 1));
+        let (Some(Started { by, shells, .. }), shell) = behind_a_shell("sleep 1000 & sleep 1000") else {
+            panic!("nothing is told")
+        };
+        assert_eq!((by, shells), (shell, 0));
     }
 
     #[test]

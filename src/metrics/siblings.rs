@@ -1,8 +1,8 @@
-//! Which processes are ranks of one job, where no launcher's variable tells of them (`torch.multiprocessing.spawn`, Dask-CUDA, vLLM's workers): those of one session and
-//! one parent that run the same program, see the same GPUs and each work on others of these. Two scripts of one interpreter are two programs ([`runs`]), and so are two
+//! Which processes are ranks of one job, where no launcher's variable tells of them (`torch.multiprocessing.spawn`, Dask-CUDA, vLLM's workers): those of one session that the same
+//! process started, each behind as many shells ([`started`]), that run the same program, see the same GPUs and each work on others of these. Two scripts of one interpreter are two programs ([`runs`]), and so are two
 //! notebooks of one server, whose kernels run the same ([`is_kernel`]).
 
-use crate::{Runs, Snapshot, is_kernel, lineage, runs};
+use crate::{Runs, Snapshot, Started, is_kernel, lineage, runs, started};
 use std::collections::BTreeSet;
 
 /// What a process is known by to those that may be of its job.
@@ -13,8 +13,7 @@ pub struct Member {
     name: String,
     sees: BTreeSet<[u8; 16]>,
     works_on: BTreeSet<[u8; 16]>,
-    parent: u32,
-    session: u32,
+    started: Started,
     /// `None`: it is not told.
     runs: Option<Runs>,
 }
@@ -23,10 +22,12 @@ impl Member {
     /// A process that sees these GPUs and has contexts on those. `None`: it is nobody's rank. Whatever was left to the first process of the machine is of no job, nor is who works on no
     /// GPU, nor a notebook: two of one server are two programs of one user, whatever he does in each of them.
     pub fn new(pid: u32, name: &str, sees: BTreeSet<[u8; 16]>, works_on: BTreeSet<[u8; 16]>) -> Option<Self> {
-        let (parent, session) = lineage(pid).filter(|(parent, _)| *parent > 1)?;
+        let (parent, _) = lineage(pid).filter(|(parent, _)| *parent > 1)?;
+        let started = started(pid)?;
         let runs = runs(pid);
-        let is_any = !works_on.is_empty() && !is_kernel(pid, parent, runs.as_ref());
-        is_any.then(|| Self { pid, name: name.to_owned(), sees, works_on, parent, session, runs })
+        let is_kernel = [parent, started.by].iter().any(|by| is_kernel(pid, *by, runs.as_ref()));
+        let is_any = !works_on.is_empty() && !is_kernel;
+        is_any.then(|| Self { pid, name: name.to_owned(), sees, works_on, started, runs })
     }
 
     /// The same of a process by its page.
@@ -43,7 +44,7 @@ impl Member {
             && sees(told) == self.sees
             && !works.is_empty()
             && works.is_disjoint(&self.works_on)
-            && lineage(pid) == Some((self.parent, self.session))
+            && started(pid) == Some(self.started)
             // Read last, as it takes most. Where it is not told, they may.
             && self.runs.as_ref().zip(runs(pid)).is_none_or(|(own, theirs)| own.may_be_same_as(&theirs))
     }

@@ -70,6 +70,37 @@ fn ranks_that_no_launcher_tells_of_are_suspended_together() {
     }
 }
 
+/// As a launcher that starts a script for each starts them, told of by it or not.
+#[test]
+fn ranks_behind_a_shell_each_are_suspended_together() {
+    for is_told in [false, true] {
+        let machine = Machine::new("2x320MiB");
+        let rank = |gpu: u32| {
+            let shell = Run::command("sh").arg("-c").arg(format!("\"$0\" {gpu} | cat; exit $?"));
+            let run = machine.with_priority(shell.arg(harness::program("neighbour")), 50);
+            if is_told { run.env("LOCAL_RANK", gpu.to_string()).env("LOCAL_WORLD_SIZE", "2") } else { run }
+        };
+        let mut ranks = [machine.start(rank(0)), machine.start(rank(1))];
+        for rank in &mut ranks {
+            takes(rank, 24);
+        }
+        let pids = eventually("both pages", || {
+            let (rows, _) = machine.told("ps --json");
+            let rows = rows.as_array()?.iter().filter(|row| row["levels"]["live_bytes"] == 24 * MIB);
+            let pids: Vec<u64> = rows.filter_map(|row| row["process"]["identity"]["pid"].as_u64()).collect();
+            <[u64; 2]>::try_from(pids).ok()
+        });
+        let alone = machine.gpupool(&format!("suspend --to host {}", pids[0]));
+        let said = String::from_utf8_lossy(&alone.stderr).into_owned();
+        assert!(!alone.status.success() && said.contains(&format!("process {} runs ", pids[1])), "{is_told}: {said}");
+        let (left, is_done) = machine.told(&format!("suspend --json --to host --job {}", pids[1]));
+        assert!(is_done && left.as_array().is_some_and(|rows| rows.len() == 2), "{is_told}: {left}");
+        let (back, is_done) = machine.told(&format!("resume --json --job {}", pids[0]));
+        assert!(is_done && back.as_array().is_some_and(|rows| rows.len() == 2), "{is_told}: {back}");
+        ranks.into_iter().for_each(|rank| drop(is_whole(rank)));
+    }
+}
+
 /// Of another session, started by another process, another program, or another notebook of one server: each looks like a rank, and is nobody's.
 #[test]
 fn programs_that_only_look_like_ranks_lend_each_other_their_gpus() {

@@ -77,6 +77,8 @@ static void say_advice(const Control *c, CUdeviceptr pooled, CUdeviceptr freed)
     printf("accessed by GPU 1 %d, ", c->advise(as_pointer(pooled), SMALL, GPUPOOL_ACCESSED_BY, 1));
     printf("by the host %d, not any more %d, ", c->advise(as_pointer(pooled), SMALL, GPUPOOL_ACCESSED_BY, -1),
            c->advise(as_pointer(pooled), SMALL, GPUPOOL_NOT_ACCESSED_BY, 1));
+    printf("by no GPU %d, not by none %d, ", c->advise(as_pointer(pooled), SMALL, GPUPOOL_ACCESSED_BY, 99),
+           c->advise(as_pointer(pooled), SMALL, GPUPOOL_NOT_ACCESSED_BY, 99));
     printf("preferred on GPU 1 %d, ", c->advise(as_pointer(pooled), SMALL, GPUPOOL_PREFERRED_LOCATION, 1));
     printf("nowhere %d\n", c->advise(as_pointer(pooled), SMALL, GPUPOOL_NO_PREFERRED_LOCATION, 0));
     say_pieces(c, "the pool's", pooled, SMALL);
@@ -129,6 +131,8 @@ static void in_a_child(const Control *c, CUdeviceptr block)
         say_state(c, "child");
         say_statistics(c, "child");
         say_pieces(c, "child", block, SMALL);
+        /* To give back what it inherited is no use of CUDA. */
+        printf("child: free %d\n", c->free(as_pointer(block), 0, NULL));
         printf("child: malloc %d, trim %llu\n", c->malloc(&pointer, SMALL, 0, NULL), (unsigned long long)c->trim());
         say_state(c, "child later");
         fflush(stdout);
@@ -178,6 +182,10 @@ static void say_devices(const Control *c)
         void *pointer;
         printf("malloc on device %d: %d\n", none[i], c->malloc(&pointer, SMALL, none[i], NULL));
     }
+    void *unchanged = &unchanged;
+    int answer = c->malloc(&unchanged, 0, 0, NULL);
+    printf("malloc of no bytes: %d, to nowhere: %d, the pointer %s\n", answer, c->malloc(NULL, SMALL, 0, NULL),
+           unchanged == &unchanged ? "as it was" : "another");
 }
 
 int main(void)

@@ -130,7 +130,8 @@ static void what_stays(void)
     CUstream stream;
     CUgraph graph;
     make();
-    printf("half of it: %d; nothing: %d; no such place: %d, %d\n", prefetch(window, BYTES / 2, 1), prefetch(window, 0, 1),
+    printf("half of it: %d, where it is: %d; nothing: %d; no such place: %d, %d\n", prefetch(window, BYTES / 2, 1),
+           prefetch(window + MIB, MIB, 0), prefetch(window, 0, 1),
            prefetch(window, BYTES, 9), prefetch(window, BYTES, -9));
     CHECK(cuStreamCreate(&stream, 1));
     CHECK(cuStreamBeginCapture_v2(stream, 2));

@@ -5,6 +5,7 @@
  *   parts     a range that covers chunks in part, the end of an odd block, ranges that are too small
  *   shared    chunks that other blocks stand on, too; free memory beside a block
  *   stays     anchored, exported and retained memory
+ *   there     what cannot move and lies where it should already
  *   refused   places and ranges that are none, a full place, a capture
  *   both      a second context, and a kernel at work on a neighbour
  *   faults CODE  every driver call of a move failing once, and two in a row
@@ -179,6 +180,27 @@ static void what_stays(void)
     say_where("exported", exported, ONE);
     say_where("retained", retained, ONE);
     printf("wrong words: %llu, %llu, %llu\n", wrong(asked, ONE, 1), wrong(exported, ONE, 2), wrong(retained, ONE, 3));
+}
+
+/* Nothing of these moves; each is asked to go to its own place and to another. */
+static void what_is_there(void)
+{
+    CUipcMemHandle ipc;
+    CUdeviceptr whole, left, right, small, block = filled(ONE, 1);
+    printf("a byte: %d, %d; no whole page: %d, %d\n", go(block + 5, 1, 0), go(block + 5, 1, 1), go(block + MIB, 2 * MIB, 0),
+           go(block + MIB, 2 * MIB, 1));
+    REQUIRE(go(block, 4 * MIB, 1) == 0);
+    printf("on two places: %d, %d\n", go(block + 3 * MIB, 2 * MIB, 0), go(block + 3 * MIB, 2 * MIB, 1));
+    CHECK(cuMemAlloc_v2(&small, 1000));
+    printf("a small block: %d, %d, advised %d; beyond it: %d\n", go(small, 1000, 0), go(small, 1000, 1),
+           c.advise(as_pointer(small), 1000, GPUPOOL_PREFERRED_LOCATION, 0), go(small, 2000, 0));
+    CHECK(cuMemAlloc_v2(&whole, ONE));
+    CHECK(cuMemFree_v2(whole));
+    left = filled(16 * MIB, 1), right = filled(16 * MIB, 2);
+    printf("on one chunk: %d, %d\n", go(left, 16 * MIB, 0), go(right, 16 * MIB, 1));
+    CHECK(cuIpcGetMemHandle(&ipc, block));
+    printf("exported: %d, %d\n", go(block + 4 * MIB, ONE - 4 * MIB, 0), go(block + 4 * MIB, ONE - 4 * MIB, 1));
+    printf("no such place: %d, %d\n", go(small, 1000, 7), go(block + 5, 1, -6));
 }
 
 static void what_is_refused(void)
@@ -468,7 +490,7 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } parts[] = {{"round", in_a_round}, {"parts", in_parts},     {"shared", beside_others}, {"stays", what_stays},
+    } parts[] = {{"round", in_a_round}, {"parts", in_parts},     {"shared", beside_others}, {"stays", what_stays}, {"there", what_is_there},
                  {"refused", what_is_refused}, {"both", with_both}, {"labels", with_labels}, {"ends", to_the_end},
                  {"scopes", in_scopes}};
     REQUIRE(argc >= 2);

@@ -9,6 +9,11 @@ use tempfile::TempDir;
 
 /// As a launcher would start them that says of `world` ranks: of a program of its own each, whose pages are in one folder.
 fn ranks(session: &TempDir, count: u32, world: u32) -> Vec<Running> {
+    numbered(session, 0..count, world)
+}
+
+/// The same of ranks with these numbers.
+fn numbered(session: &TempDir, numbers: impl IntoIterator<Item = u32>, world: u32) -> Vec<Running> {
     let rank = |number: u32| {
         let run = suspended("1x1GiB").env("LOCAL_RANK", number.to_string());
         let run = run.env("LOCAL_WORLD_SIZE", world.to_string()).env("GPUPOOL_DEVICES", "0").log();
@@ -16,7 +21,7 @@ fn ranks(session: &TempDir, count: u32, world: u32) -> Vec<Running> {
         at_work(&mut program, 1);
         program
     };
-    (0..count).map(rank).collect()
+    numbers.into_iter().map(rank).collect()
 }
 
 fn gpupool(session: &Path, arguments: &str) -> Output {
@@ -74,6 +79,13 @@ fn one_rank_alone_is_refused_with_the_numbers_of_the_others_unless_that_is_meant
     assert!(told[0]["error"].as_str().is_some_and(|why| why.contains("--job")), "{told}");
     assert_eq!(are_suspended(&session, &ranks), [false; 3]);
     ranks.iter_mut().for_each(goes_on);
+    // What helps is said by the command with all that there is to say, and in the finding once.
+    let log = std::fs::read_to_string(ranks[0].log()).unwrap();
+    let finding = log.lines().find(|line| line.contains("GP022")).unwrap_or_else(|| panic!("{log}"));
+    let finding: Value = serde_json::from_str(finding).unwrap();
+    let message = finding["message"].as_str().unwrap();
+    assert!(message.contains(&format!("processes {second}, {third} run as well")), "{message}");
+    assert_eq!((message.matches("--job").count(), message.matches("--alone").count()), (1, 1), "{message}");
     // Told once by each that was asked, whoever asks in a loop.
     assert_eq!(ranks.iter().map(causes).collect::<Vec<_>>(), [["siblings"], ["siblings"], ["siblings"]]);
 
@@ -126,8 +138,30 @@ fn all_ranks_of_a_job_are_suspended_and_resumed_by_the_number_of_one() {
 fn ranks_of_jobs_of_one_are_no_siblings() {
     let session = tempfile::tempdir().unwrap();
     let ranks = ranks(&session, 2, 1);
-    done(&session, &format!("suspend --json {}", ranks[0].pid()));
-    done(&session, &format!("resume --json {}", ranks[0].pid()));
+    for job in ["", "--job "] {
+        let told = done(&session, &format!("suspend --json {job}{}", ranks[0].pid()));
+        assert_eq!(told.as_array().map(Vec::len), Some(1), "{told}");
+        assert_eq!(are_suspended(&session, &ranks), [true, false]);
+        done(&session, &format!("resume --json {job}{}", ranks[0].pid()));
+    }
+    // Without a number it is not said which job is meant.
+    assert!(refused(&session, "suspend --job").contains("ranks of several jobs are here"));
+    ranks.into_iter().for_each(ends_well);
+}
+
+/// As where a launcher was told wrongly. All of them have to be named, and who follows the advice has them suspended.
+#[test]
+fn ranks_of_one_number_are_refused_with_an_advice_that_works() {
+    let session = tempfile::tempdir().unwrap();
+    let mut ranks = numbered(&session, [0, 0, 0], 2);
+    let [first, second, third] = [0, 1, 2].map(|rank: usize| ranks[rank].pid());
+    let said = refused(&session, &format!("suspend {second} {first}"));
+    let advice = format!("gpupool suspend {second} {first} {third} suspends all of them together");
+    assert!(said.contains(&advice), "{said}");
+    let told = done(&session, &format!("suspend --json --wait 60s {second} {first} {third}"));
+    assert_eq!(told.as_array().map(Vec::len), Some(3), "{told}");
+    done(&session, &format!("resume --json {first} {second} {third}"));
+    ranks.iter_mut().for_each(goes_on);
     ranks.into_iter().for_each(ends_well);
 }
 

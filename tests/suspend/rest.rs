@@ -39,7 +39,37 @@ fn what_stayed_on_the_host_comes_back_once_there_is_room() {
     eventually("memory that is back", || page(&program).filter(is_home));
     is_right(&mut program);
     let why = super::refused(&program, "resume");
-    assert!(why.contains("it is not suspended"), "{why}");
+    assert!(why.contains("it is not suspended") && !why.contains("the host"), "{why}");
+}
+
+/// Of a program that runs: what came, and what is elsewhere for which nothing was to come.
+#[test]
+fn a_program_that_runs_is_told_what_a_resume_did_or_why_its_far_memory_stays() {
+    let mut program = suspended("2x1GiB").env("GPUPOOL_LIMIT", "0:64MiB").start(None);
+    program.ask("keep 64");
+    program.ask("keep 40");
+    let why = super::refused(&program, "resume");
+    assert!(why.contains("it is not suspended") && why.contains("40.0 MiB on other GPUs had no room"), "{why}");
+    assert!(why.contains(&format!("gpupool set {} limit=", program.pid())), "{why}");
+    ends_well(program);
+
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("machine");
+    // With auto nothing comes back by itself.
+    let run = suspended("1x1GiB").env("SIMCUDA_MACHINE", &machine).env("GPUPOOL_MOVE", "auto");
+    let mut program = run.start(None);
+    program.ask("keep 600");
+    told(&program, "suspend --to host");
+    let mut other = Run::program("suspended").sim("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    assert_eq!(other.ask("keep 700"), "kept");
+    told(&program, "resume");
+    assert_eq!(other.ask("drop"), "freed");
+    drop(other);
+    let back = program.gpupool(&format!("resume {}", program.pid()));
+    let text = String::from_utf8(back.stdout).unwrap();
+    assert!(text.contains(" came back to GPUs that it had left (it was not suspended) in "), "{text}");
+    assert_eq!(page(&program).map(|page| on(&page, 0) >= 600 * MIB), Some(true));
+    is_right(&mut program);
 }
 
 /// Another program has taken most of the GPU meanwhile, and the rest of the memory goes to the other one.

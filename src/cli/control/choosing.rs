@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use gpupool_config::{Mode, Settings, Toggle};
-use gpupool_metrics::{Environment, Life, Maps, Member, may_be_of, stat};
+use gpupool_metrics::{Environment, Life, Maps, Member, may_be_of, started, stat};
 use rustix::process::geteuid;
 
 use super::asking::{FROZEN, stopped};
@@ -127,14 +127,18 @@ fn ranks_beside(one: &Listed, rows: Vec<Listed>) -> Option<Vec<Listed>> {
         let beside: Vec<Listed> = rows.into_iter().filter(is_beside).collect();
         return (!beside.is_empty()).then(|| std::iter::once(one.clone()).chain(beside).collect());
     }
-    let parent = parent(process.identity.pid)?;
+    // Whatever else its parent started with a number, the launcher started one for this host.
+    if process.world == Some(1) {
+        return Some(vec![one.clone()]);
+    }
+    let own = started(process.identity.pid)?;
     let is_rank = |row: &Listed| {
         let other = &row.told.process;
         row.owner == one.owner
             && row.state != Life::Elsewhere
             && other.rank.is_some()
             && other.world == process.world
-            && self::parent(other.identity.pid) == Some(parent)
+            && started(other.identity.pid) == Some(own)
     };
     let mut ranks: Vec<Listed> = rows.into_iter().filter(is_rank).collect();
     ranks.sort_by_key(|row| row.told.process.rank);
@@ -160,6 +164,18 @@ pub fn apart(rows: &[Listed]) -> Option<(&Listed, Vec<u32>)> {
         let pids: Vec<u32> = missed.iter().map(|row| row.told.process.identity.pid).collect();
         (!pids.is_empty()).then_some((row, pids))
     })
+}
+
+/// The command that suspends all of these together with the ranks that [`apart`] found beside one of them: by the job's name where that is enough, which it is not where two of
+/// them have one number, as from a launcher that was told wrongly.
+pub fn how_together(one: &Listed, rows: &[Listed], ranks: &[u32]) -> String {
+    let pid = one.told.process.identity.pid;
+    if job_of(pid).is_ok() {
+        return format!("gpupool suspend --job {pid}");
+    }
+    let named = rows.iter().map(|row| row.told.process.identity.pid);
+    let pids: Vec<String> = named.chain(ranks.iter().copied()).map(|pid| pid.to_string()).collect();
+    format!("gpupool suspend {}", pids.join(" "))
 }
 
 /// The ranks of the one job of which any are here, by their numbers.
@@ -188,9 +204,4 @@ fn job_here() -> Result<Vec<Listed>, Failure> {
             "ranks of several jobs are here, as processes {first} and {other}; name one process of the job that is meant"
         ))),
     }
-}
-
-fn parent(pid: u32) -> Option<u32> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }

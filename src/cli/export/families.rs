@@ -88,7 +88,7 @@ families! {
     LIVE: Gauge true "gpupool_live_bytes" [] "Bytes that the program asked for in the blocks that it holds.";
     LIVE_PEAK: Gauge true "gpupool_peak_live_bytes" [] "The most that was live so far.";
     RESIDENT: Gauge true "gpupool_resident_bytes" ["residence"]
-        "Bytes of live blocks on the GPU that they were allocated for (near), on other GPUs (peers) and on the host (host).";
+        "Bytes of live blocks and of cuMemCreate on the GPU that they were asked for on (near), on other GPUs (peers) and on the host (host).";
     LABELS: Gauge true "gpupool_labels" [] "Names that the program gave to live blocks (gpupool_label).";
     LABEL: Gauge true "gpupool_label_bytes" ["label", "residence"]
         "Bytes of live blocks by the name that the program gave them, by where they lie; other: those behind the largest sixteen.";
@@ -121,7 +121,7 @@ families! {
     FALLBACKS: Counter true "gpupool_fallbacks_total" [] "Blocks that could not be made although there was room; the driver was asked.";
     TRIMS: Counter true "gpupool_trims_total" [] "Times that freed memory went back to the driver because somebody needed or asked for it.";
     TRIMMED: Counter true "gpupool_trimmed_bytes_total" [] "Bytes that went back to the driver.";
-    SPILLED: Counter true "gpupool_spilled_bytes_total" [] "Bytes of blocks that lay outside their GPU when they were made.";
+    SPILLED: Counter true "gpupool_spilled_bytes_total" [] "Bytes of blocks and handles that lay outside their GPU when they were made.";
     EXPORTS: Counter true "gpupool_exports_total" [] "Blocks of which another process was given a handle.";
     IMPORTS: Counter true "gpupool_imports_total" [] "Blocks of other processes that were opened.";
     MOVES: Counter true "gpupool_moves_total" [] "Times that memory of the pool changed places while the program ran.";

@@ -279,9 +279,15 @@ fn a_setting_where_the_process_is_to_be_is_told_what_is_missing() {
     let said = output(gpupool().args(["set", "limit=0:100MiB"]));
     assert_eq!(said.status.code(), Some(2));
     assert!(stderr(&said).contains("the number of the process comes first"), "{}", stderr(&said));
-    let said = output(gpupool().args(["set", "1", "limit=10"]));
-    assert_eq!(said.status.code(), Some(2));
-    assert!(stderr(&said).contains("10 bytes, as there is no unit; write 10GiB if that is meant"), "{}", stderr(&said));
+    for words in ["limit=10", "guarantee=0:10"] {
+        let said = output(gpupool().args(["set", "1", words]));
+        assert_eq!(said.status.code(), Some(2), "{words}");
+        assert!(
+            stderr(&said).contains("10 bytes, as there is no unit; write 10GiB if that is meant"),
+            "{}",
+            stderr(&said)
+        );
+    }
 }
 
 #[test]

@@ -123,7 +123,7 @@ class Statistics:
     #: Blocks served so far, and those of them served from freed memory.
     allocations: int
     reuses: int
-    #: Bytes of blocks that were not on the GPU that asked when they were made.
+    #: Bytes of blocks and handles that were not on the GPU that asked when they were made, each time that one was.
     spilled_bytes: int
     #: Bytes that went back to the driver so far.
     trimmed_bytes: int

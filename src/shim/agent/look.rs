@@ -88,8 +88,10 @@ fn levels(usage: &Usage) -> Levels {
     let gpus = backing::open::plan_made().into_iter().flat_map(|plan| &plan.topology.gpus);
     let gpus = gpus.map(|gpu| Gpu { ordinal: gpu.ordinal, uuid: gpu.uuid, name: gpu.name.clone(), total: gpu.total });
     let pinned = pinned::levels();
-    let loans = residence::loans(usage);
-    let residence::Residence { near, on_peers, on_host } = residence::in_sum(usage, &loans);
+    let mut loans = residence::loans(usage);
+    let mut lies = residence::in_sum(usage, &loans);
+    lies.add(&handles::by_hand::by_home(), &mut loans);
+    let residence::Residence { near, on_peers, on_host } = lies;
     Levels {
         updated: 0,
         mode: memory::mode().to_string_lossy().into_owned(),

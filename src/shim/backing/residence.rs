@@ -1,5 +1,5 @@
 //! How much of the memory in use lies near the GPUs that it was allocated for, and how much elsewhere. Memory that the program made by
-//! `cuMemCreate` is not in it: nobody says for which GPU that is.
+//! `cuMemCreate` is not in what the log tells; the metrics page adds it, by the GPU that it was asked for on ([`Residence::add`]).
 
 use super::{copies, open};
 use crate::clock::monotonic_nanoseconds as now;
@@ -24,6 +24,20 @@ pub struct Residence {
 impl Residence {
     pub fn far(&self) -> u64 {
         self.on_peers + self.on_host
+    }
+
+    /// Adds what was asked for on one GPU and lies at a place, also to who borrows from whom ([`loans`]).
+    pub fn add(&mut self, lies: &BTreeMap<(u32, Place), u64>, loans: &mut BTreeMap<(u32, Place), u64>) {
+        for (&(home, place), &bytes) in lies {
+            // Plain memory of the host is the host's.
+            let place = if place == Place::Pageable { Place::Host(0) } else { place };
+            if place == Place::Gpu(home) {
+                self.near += bytes;
+            } else if !place.is_stored() {
+                *(if place.is_host() { &mut self.on_host } else { &mut self.on_peers }) += bytes;
+                *loans.entry((home, place)).or_insert(0) += bytes;
+            }
+        }
     }
 }
 

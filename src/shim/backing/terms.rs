@@ -450,6 +450,15 @@ pub fn lasting_limit_of(ordinal: u32) -> Option<u64> {
     live::limit_of(ordinal).into_iter().chain(budget).min()
 }
 
+/// The largest handle of `cuMemCreate` that lies whole on another place, where its GPU has no room: half of what the GPU has, or may have.
+/// A larger one is an arena that the program keeps everything in. Whole it would lie on the far side
+/// of a link, where half of it or more could be at home; and programs that size one by what they are told of free
+/// memory, which is the pool's (XLA), ask for more than any place has. What the GPU lacks only now, since others were given it or it is
+/// drained, makes no arena of a small piece.
+pub fn largest_whole_of(plan: &Plan, ordinal: u32) -> u64 {
+    plan.memory_of(ordinal).min(lasting_limit_of(ordinal).unwrap_or(u64::MAX)) / 2
+}
+
 fn gpus(plan: &Plan) -> impl Iterator<Item = (u32, Uuid)> {
     plan.topology.gpus.iter().map(|gpu| (gpu.ordinal, gpu.uuid))
 }

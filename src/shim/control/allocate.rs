@@ -4,6 +4,7 @@
 
 use super::gpupool_error;
 use crate::hook::trampoline::{cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRetain, cuMemAlloc_v2, cuMemFree_v2};
+use crate::run::fork;
 use crate::watch::capture;
 use crate::watch::context::{unseen, within_own};
 use crate::{log, process};
@@ -15,7 +16,8 @@ use std::ffi::{c_int, c_void};
 /// `cudaMalloc` does.
 /// `stream` is the one that uses the memory first (NULL: the legacy stream): it is asked whether it is being captured.
 ///
-/// Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`.
+/// Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`: 0 bytes are
+/// `GPUPOOL_INVALID_ARGUMENT`, and a GPU that the program does not see is the driver's 101 (`CUDA_ERROR_INVALID_DEVICE`).
 ///
 /// # Safety
 /// `pointer` points to a pointer, or is NULL; `stream` is a stream of that GPU's context.
@@ -26,10 +28,10 @@ pub unsafe extern "C" fn gpupool_malloc(
     device: c_int,
     stream: *mut c_void,
 ) -> c_int {
-    if pointer.is_null() {
+    if pointer.is_null() || bytes == 0 {
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }
-    match allocate(bytes, device, Stream::from_raw(stream.cast())) {
+    match allocate("gpupool_malloc", bytes, device, Stream::from_raw(stream.cast())) {
         Ok(address) => {
             // SAFETY: not NULL, and the caller's.
             unsafe { *pointer = address as *mut c_void };
@@ -66,7 +68,7 @@ pub unsafe extern "C" fn gpupool_free(pointer: *mut c_void, device: c_int, strea
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_torch_malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     let Some(bytes) = usize::try_from(size).ok().filter(|&bytes| bytes > 0) else { return std::ptr::null_mut() };
-    match allocate(bytes, device, Stream::from_raw(stream.cast())) {
+    match allocate("gpupool_torch_malloc", bytes, device, Stream::from_raw(stream.cast())) {
         Ok(address) => address as *mut c_void,
         Err(error) => {
             complain("gpupool_torch_malloc", &format!("{bytes} bytes on GPU {device}"), error);
@@ -91,10 +93,12 @@ pub unsafe extern "C" fn gpupool_torch_free(ptr: *mut c_void, size: isize, devic
     }
 }
 
-fn allocate(bytes: usize, device: c_int, stream: Stream) -> Result<u64, c_int> {
+fn allocate(call: &str, bytes: usize, device: c_int, stream: Stream) -> Result<u64, c_int> {
     if device < -1 {
         return Err(gpupool_error::GPUPOOL_INVALID_ARGUMENT.into());
     }
+    // The hooks that are called below would name themselves.
+    fork::used_by(call);
     let mut address = 0;
     on_device(device, true, |driver| {
         let _captured = capture::look(driver, stream);

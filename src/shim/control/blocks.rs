@@ -140,8 +140,8 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
 /// Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place, as `gpupool_prefetch` does. It stays there, because nothing
 /// but the program and `GPUPOOL_MOVE` moves memory, and that leaves alone what the program has put somewhere; `GPUPOOL_NO_PREFERRED_LOCATION` lets
 /// it move the range again. `GPUPOOL_ACCESSED_BY` answers 0
-/// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` elsewhere;
-/// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
+/// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` where it cannot, and for the host;
+/// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. A GPU that the program does not see is `GPUPOOL_INVALID_ARGUMENT` for both. There is one copy of memory of the pool, so that
 /// `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
 ///
 /// Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
@@ -185,9 +185,12 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
             Place::Gpu(gpu) if by_hand::is_reached(address, bytes, gpu)? => Ok(()),
             Place::Gpu(_) | Place::Host(_) | Place::Disk | Place::Pageable => Err(Unplaced::OutOfReach),
         },
+        it if it == GPUPOOL_NOT_ACCESSED_BY as c_int => match place {
+            Place::Gpu(gpu) => by_hand::is_reached(address, bytes, gpu).map(|_| ()),
+            Place::Host(_) | Place::Disk | Place::Pageable => Ok(()),
+        },
         it if it == GPUPOOL_NO_PREFERRED_LOCATION as c_int => by_hand::is_anywhere(address, bytes),
-        it if it <= GPUPOOL_NOT_READ_MOSTLY as c_int => Err(Unplaced::OutOfReach),
-        _ => Ok(()),
+        _ => Err(Unplaced::OutOfReach),
     })
 }
 
@@ -198,8 +201,8 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 /// work that was submitted before, on every GPU. Nothing may use the chunks (`gpupool_pieces`) that the range touches from the call to its
 /// return, and nobody may free their block; all other memory may be in use, also by kernels that run meanwhile. Room for both copies is
 /// needed while they are made. A chunk that the range covers in part is divided: the rest of it stays at its place and needs room
-/// there once more. What stays is told by `GPUPOOL_STAYED`: memory that must keep its physical pages, and chunks that
-/// another block stands on, too; the other chunks moved. Freed memory on a chunk that moves goes
+/// there once more. What stays elsewhere is told by `GPUPOOL_STAYED`: memory that must keep its physical pages, chunks that
+/// another block stands on, too, and a range without a whole page; the other chunks moved. What lies at the place already is 0, whatever it is. Freed memory on a chunk that moves goes
 /// with what the chunk vacates: back to the driver, or to the next move, and is freed memory of the pool until then. Where a place has
 /// no room the answer is 2 (`CUDA_ERROR_OUT_OF_MEMORY`), and while any stream is being captured 900
 /// (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`); then nothing has moved. A place that the block's GPU cannot reach or may not borrow from is
@@ -208,7 +211,8 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 /// Memory that the program made by `cuMemCreate` moves in the same way, a whole handle at a time wherever it is mapped: the handles of
 /// which a mapping lies wholly in the range. Nothing may use them meanwhile, at any of their addresses. Numbers, addresses, contents and
 /// what the driver says of them stay the program's. Handles that another process made, of which one was given a descriptor, that
-/// are mapped in part or that only one place can have are `GPUPOOL_STAYED`.
+/// are mapped in part or that only one place can have are `GPUPOOL_STAYED`, and so is a range with no more than a part of a mapping; what this process made and lies
+/// at the place already is 0.
 ///
 /// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`; plain memory of the process, too, where
 /// the driver places that. Other memory that the driver serves, as small blocks for which the pool had no room, stays where it is:

@@ -44,7 +44,8 @@ pub struct gpupool_statistics {
     /// Blocks so far that took no new memory of the driver's: they were served from freed memory, or from what was left of memory that was taken
     /// for another block, as all but the first of many small ones.
     pub reuses: u64,
-    /// Bytes of blocks that were not on the GPU that asked when they were made, over the life of the process.
+    /// Bytes of blocks, and of handles of `cuMemCreate`, that were not on the GPU that asked when they were made, over the life of the process: a block counts
+    /// each time that it is made, also where freed memory serves it. What moved since is not in it; `gpupool_labels` and `gpupool_pieces` tell where memory lies.
     pub spilled_bytes: u64,
     /// Bytes that went back to the driver so far.
     pub trimmed_bytes: u64,

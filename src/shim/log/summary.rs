@@ -54,9 +54,9 @@ pub struct Summary<'a> {
     pub log_file: Option<&'a Path>,
     /// There is no such file any more.
     pub log_removed: bool,
-    /// Bytes of blocks that lay outside their home GPU, over the life of the process.
+    /// Bytes of blocks and handles that lay outside their home GPU when they were made, over the life of the process.
     pub spilled: u64,
-    /// Bytes of live blocks, and of handles of the program's own, that lie outside their home GPU now.
+    /// Bytes of live blocks, and of handles of the program's own, that lie outside their home GPU now, also where they moved there.
     pub far: u64,
     /// What changed places while the program ran.
     pub moved: MovedSummary,
@@ -74,7 +74,7 @@ pub fn write_summary(when: Switch, summary: &Summary<'_>) {
     let wanted = match when {
         Switch::On => true,
         Switch::Off => false,
-        Switch::Auto => summary.spilled > 0 || summary.warnings > 0,
+        Switch::Auto => summary.spilled > 0 || summary.far > 0 || summary.warnings > 0,
     };
     if wanted {
         stderr::write(libc::STDERR_FILENO, &render(summary));
@@ -107,20 +107,29 @@ fn render(summary: &Summary<'_>) -> String {
         let peak = hidden.iter().fold(0u64, |sum, place| sum.saturating_add(place.peak_used));
         line(format_args!("{} more places, peaks {} together", hidden.len(), format_size(peak)));
     }
-    if summary.spilled > 0 {
+    if summary.spilled + summary.far > 0 {
         let spilled = format_size(summary.spilled);
         // Not a part of the first: what was near when it was allocated may have left since, for others or for a drain.
-        let far = match summary.far {
-            0 => String::new(),
-            far => format!("; at the end {} in use did, with what moved since", format_size(far)),
+        let outside = match (summary.spilled, summary.far) {
+            (0, far) => {
+                format!(
+                    "{} in use at the end lay outside the GPU that asked for it, where it moved since",
+                    format_size(far)
+                )
+            }
+            (_, far) => {
+                let at_the_end = format!("; at the end {} in use did, with what moved since", format_size(far));
+                let at_the_end = if far > 0 { at_the_end } else { String::new() };
+                format!(
+                    "{spilled} of all that was allocated lay outside the GPU that asked for it when it was{at_the_end}"
+                )
+            }
         };
         let lost = summary.lost.filter(|(lost, _)| *lost >= LEAST_LOST).map_or_else(String::new, |(lost, of)| {
             // Kernels that overlap may lose more together than there was.
             format!("; kernels lost about {:.1} s of {of:.1} s by that", lost.min(of))
         });
-        line(format_args!(
-            "{spilled} of all that was allocated lay outside the GPU that asked for it when it was{far}{lost}"
-        ));
+        line(format_args!("{outside}{lost}"));
     }
     let MovedSummary { times, came, left, took, saved } = summary.moved;
     if times > 0 {

@@ -41,14 +41,22 @@ pub(super) extern "C" fn in_child() {
 #[cold]
 pub fn used_in_child(api: Api) -> bool {
     let ends = ["Free", "Destroy", "Release", "Unload", "PopCurrent"].iter().any(|word| api.name().contains(word));
-    if !ends && process::happened(Event::Used) {
+    if !ends {
+        used_by(api.name());
+    }
+    false
+}
+
+/// The child of a fork calls this, which uses the driver. A function of the C interface says so itself: the program did not make the calls of the driver that follow.
+#[cold]
+pub fn used_by(call: &str) {
+    if process::happened(Event::Used) {
         process::explain(process::AFTER_FORK.to_bytes());
         let _inside = guard::enter_sheltered();
         let _ = std::panic::catch_unwind(|| {
-            environment::used_after_fork(api);
+            environment::used_after_fork(call);
             // Nothing more is found in this process.
             verdict::ended();
         });
     }
-    false
 }

@@ -4,7 +4,7 @@ mod begin;
 mod ending;
 mod exec;
 mod exit;
-mod fork;
+pub mod fork;
 mod leave;
 mod observers;
 mod start;

@@ -6,6 +6,7 @@ use crate::backing::reclaim;
 use crate::guard;
 use crate::log::{self, verdict};
 use crate::process::{self, Event, Phase};
+use crate::serve::{handles, memory};
 use crate::tiers;
 use crate::watch::{context, submitted};
 use gpupool_config::{Mode, Settings};
@@ -92,6 +93,7 @@ fn start_inside() -> bool {
     submitted::look_at_environment();
     context::observe(observers::OF_CONTEXTS);
     reclaim::may_be_asked(observers::OF_HOST_MEMORY);
+    memory::oom::ask_about_handles(handles::uncharged_at);
     let exe = std::env::current_exe().unwrap_or_default();
     let rank = process::rank();
     let host = rank.map(|_| log::host_name().to_string_lossy().into_owned());

@@ -37,13 +37,14 @@ mod why;
 
 use crate::backing::level;
 use crate::backing::open::{self, Opened};
-use crate::backing::terms;
+use crate::backing::residence::Residence;
+use crate::backing::{residence, terms};
 use crate::gate::{self, Disturbed, Held, Limits};
 use crate::image::crew::{Crews, Way};
 use crate::serve::handles::{by_hand, of_kind};
 use crate::serve::ipc;
 use crate::serve::memory::{idle, mempool, places, unpooled};
-use crate::serve::pinned;
+use crate::serve::{self, pinned};
 use crate::watch::{context, finding, site};
 use crate::{bell, log, process};
 pub use agreement::{Agreement, Alone};
@@ -175,7 +176,8 @@ pub fn suspend(
 /// Why this program is not suspended without `ranks`, processes of the same job that nobody named, in words; it is told as a finding as well. A rank that waits for this one in
 /// a collective would hang until it is resumed, and NCCL's watchdog may end it meanwhile.
 ///
-/// The command knows which those are, and this process does not: it sees no other's page. It is asked all the same, since its log and its report are where findings are.
+/// The command knows which those are and how all of them are named, and this process does not: it sees no other's page. It is asked all the same, since its log and its report
+/// are where findings are. What to do instead is left to each: the command says it behind this, and the finding in its fix.
 pub fn refuse_alone(ranks: &[u32]) -> String {
     let pids = ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     let (processes, run, them) = match ranks {
@@ -183,18 +185,13 @@ pub fn refuse_alone(ranks: &[u32]) -> String {
         _ => ("processes", "run", "they are"),
     };
     let is_numbered = process::settings().local_ranks.is_some();
-    let is_one = if is_numbered {
+    let why = if is_numbered {
         format!("it is a rank of a job of which {processes} {pids} {run} as well, and {them} not named")
     } else {
         format!(
             "{processes} {pids} {run} the same program, started by the same process, on other GPUs, as ranks of one job do, and {them} not named"
         )
     };
-    let why = format!(
-        "{is_one}: gpupool suspend --job {} suspends all of them together, --alone this one without the others, which may wait for it in a collective until it is resumed, or be \
-         ended by NCCL's watchdog (GP022)",
-        std::process::id()
-    );
     // Once: whoever asks in a loop has heard it.
     if SAID.lock().insert(SIBLINGS) {
         let what = format!("it was not suspended, and all of its memory stayed: {why}");
@@ -481,11 +478,12 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         false if bring_home::is_any_left() => {
             let done = bring_home::bring_left(progress);
             if done.moved == 0 && done.stayed == 0 {
-                return Err("it is not suspended, and what was elsewhere has come back".to_owned());
+                return Err(runs("what had left its GPUs has come back"));
             }
             done
         }
-        _ => come_back(progress)?,
+        false => return Err(runs("nothing has left its GPUs that is to come back")),
+        true => come_back(progress)?,
     };
     let Done { moved, stayed, .. } = done;
     if is_suspended {
@@ -526,6 +524,31 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         )
     });
     Ok(done)
+}
+
+/// Where the program's memory lies, that of `cuMemCreate` included.
+fn where_it_lies() -> Residence {
+    let usage = serve::usage().unwrap_or_default();
+    let mut loans = residence::loans(&usage);
+    let mut lies = residence::in_sum(&usage, &loans);
+    lies.add(&by_hand::by_home(), &mut loans);
+    lies
+}
+
+/// Why nothing is done for a program that runs, of which this is so: also what it has elsewhere, for which somebody may have asked.
+fn runs(and: &str) -> String {
+    let Residence { on_peers, on_host, .. } = where_it_lies();
+    let is_there = |(bytes, place): &(u64, &str)| (*bytes > 0).then(|| format!("{} on {place}", format_size(*bytes)));
+    let far: Vec<String> = [(on_peers, "other GPUs"), (on_host, "the host")].iter().filter_map(is_there).collect();
+    if far.is_empty() {
+        return format!("it is not suspended, and {and}");
+    }
+    format!(
+        "it is not suspended, and {and}: {} had no room when it was asked for, was put there by the program, or gave way to another one. \
+         GPUPOOL_MOVE=auto brings near what pays, and a raised limit (gpupool set {} limit=) what it leaves room for",
+        far.join(" and "),
+        std::process::id()
+    )
 }
 
 /// What was put away has to come back before the process ends.

@@ -8,7 +8,7 @@ use crate::guard;
 use crate::watch::{context, finding, site};
 use crate::{clock, log, own_memory, process};
 use gpupool_events::{CudaInit, EnvironmentSet, Finding, Site};
-use gpupool_interpose::{Api, dlsym};
+use gpupool_interpose::dlsym;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -270,7 +270,7 @@ fn judge_forks() {
 }
 
 /// In the child of such a fork: it calls CUDA, which will not work. The first child of each line says so.
-pub fn used_after_fork(api: Api) {
+pub fn used_after_fork(call: &str) {
     let count = children().and_then(|children| children.get(LINE.load(Ordering::Relaxed)));
     if count.is_some_and(|count| count.fetch_add(1, Ordering::Relaxed) > 0) {
         return;
@@ -278,10 +278,9 @@ pub fn used_after_fork(api: Api) {
     // Another thread of the parent may have held the lock in the moment of the fork.
     let site = FORKED_AT.try_lock().and_then(|mut site| site.take()).unwrap_or_default();
     let what = format!(
-        "this process was forked from one that had initialised CUDA, and calls {}: the driver refuses every call here",
-        api.name()
+        "this process was forked from one that had initialised CUDA, and calls {call}: the driver refuses every call here"
     );
-    finding::make(&Finding::FORK_AFTER_INIT, None, &site, &[("call", api.name().to_owned())], &what);
+    finding::make(&Finding::FORK_AFTER_INIT, None, &site, &[("call", call.to_owned())], &what);
 }
 
 /// After the C library changed a variable.

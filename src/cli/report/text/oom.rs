@@ -129,7 +129,7 @@ fn section(page: &mut Page, process: &Process, label: &str) {
     };
     page.entry("  room       ", &fits);
     helps(page, &last.told);
-    places(page, &last.told.places);
+    places(page, &last.told);
     holders(page, &last.told);
     before(page, process, refusals);
 }
@@ -145,10 +145,18 @@ fn when(process: &Process, refusal: &Refusal) -> String {
 fn helps(page: &mut Page, told: &OutOfMemory) {
     page.heading("What would have helped");
     if told.remedies.is_empty() {
-        page.entry(
-            "  ",
-            "no setting of gpupool: every byte that there was is in use. A smaller batch, fewer other programs or more GPUs would",
+        let too_large = |place: &PlaceAtRefusal| place.out.as_deref() == Some("too large") && place.room > 0;
+        let smaller = told.largest_whole.filter(|_| told.places.iter().any(too_large)).map_or_else(
+            || "every byte that there was is in use. A smaller batch, fewer other programs or more GPUs would".to_owned(),
+            |most| {
+                format!(
+                    "the GPUs had no more, and the host takes handles of {} at most. Smaller ones, a smaller batch, fewer other programs or \
+                     more GPUs would",
+                    format_size(most)
+                )
+            },
         );
+        page.entry("  ", &format!("no setting of gpupool: {smaller}"));
         return;
     }
     for remedy in told.remedies.iter().take(ROWS) {
@@ -158,31 +166,41 @@ fn helps(page: &mut Page, told: &OutOfMemory) {
         page.entry("      ", &remedy.note);
     }
     if !told.remedies.iter().any(|remedy| remedy.enough) {
-        let all = told.remedies.iter().fold(0, |all: u64, remedy| all.saturating_add(remedy.gain));
-        let verdict = if told.fits.saturating_add(all) >= told.bytes { "enough" } else { "still not enough" };
+        // The host has a handle whole or not at all, and so it adds nothing to GPUs.
+        let is_handle = told.kind == "handle";
+        let adds = |remedy: &&Remedy| !(is_handle && remedy.setting == "GPUPOOL_HOST_LIMIT");
+        let all = told.remedies.iter().filter(adds).fold(0, |all: u64, remedy| all.saturating_add(remedy.gain));
+        let on_gpus = told.places.iter().filter(|place| place.out.is_none() && place.total.is_some());
+        let on_gpus = on_gpus.fold(0, |all: u64, place| all.saturating_add(place.room));
+        let fits = if is_handle { on_gpus } else { told.fits };
+        let verdict = if fits.saturating_add(all) >= told.bytes { "enough" } else { "still not enough" };
         page.entry("  together  ", &format!("{} more, {verdict}", format_size(all)));
     }
 }
 
-fn places(page: &mut Page, places: &[PlaceAtRefusal]) {
+fn places(page: &mut Page, told: &OutOfMemory) {
+    let places = &told.places;
     page.heading("What would have fit where");
     let headings = &["place", "room", "limit", "in use", "own", "others", "free"];
     let mut table = Table::new(headings, b"lrrrrrr", BELOW);
     for place in places.iter().take(2 * ROWS) {
         let known = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), format_size);
-        let of_gpus = |bytes: u64| if place.total.is_some() { format_size(bytes) } else { String::new() };
+        // A host without any says nothing of it.
+        let own = |bytes: u64| if place.total.is_some() || bytes > 0 { format_size(bytes) } else { String::new() };
         let room = if place.out.is_some() { "-".to_owned() } else { format_size(place.room) };
         let cells = vec![
             place.place.clone(),
             room,
             format_size(place.limit),
             format_size(place.used),
-            of_gpus(place.own.saturating_add(place.contexts)),
+            own(place.own.saturating_add(place.contexts)),
             if place.total.is_some() { known(place.others) } else { String::new() },
             known(place.free),
         ];
-        let mut below: Vec<String> =
-            place.out.as_deref().map_or_else(Vec::new, |why| wrap(&clean(&out(why)), width() - BELOW));
+        let mut below: Vec<String> = place
+            .out
+            .as_deref()
+            .map_or_else(Vec::new, |why| wrap(&clean(&out(why, told.largest_whole)), width() - BELOW));
         let kept = place.held.saturating_sub(place.used);
         if kept > 0 {
             below.push(format!("and {} of freed memory that the pool still held", format_size(kept)));
@@ -204,14 +222,19 @@ fn places(page: &mut Page, places: &[PlaceAtRefusal]) {
 }
 
 /// Why nothing of a place was asked for.
-fn out(word: &str) -> String {
+fn out(word: &str, largest_whole: Option<u64>) -> String {
     match word {
         "not listed" => "does not lend: GPUPOOL_DEVICES leaves it out, or it cannot".to_owned(),
         "another rank's" => "does not lend: the process is, or was taken for, one rank of several, which keep to their own GPUs; GPUPOOL_DEVICES=list overrides that".to_owned(),
         "out of reach" => "does not lend: the GPU has no peer access to it".to_owned(),
         "not lent" => "does not lend: its limit is 0".to_owned(),
         "drained" => "holds nothing new: the GPU is drained (gpupool drain) until gpupool undrain takes that back".to_owned(),
-        "no handles" => "is not used for handles".to_owned(),
+        "too large" => {
+            let most = largest_whole.map_or_else(String::new, |most| format!(", here {}", format_size(most)));
+            format!("takes no handle of more than half its GPU's memory or limit{most}: such a one lies in parts, and on GPUs alone")
+        }
+        // Of older logs, which said it of any handle.
+        "no handles" => "was not reckoned with for a handle".to_owned(),
         other => format!("does not lend: {other}"),
     }
 }
@@ -245,7 +268,9 @@ fn holders(page: &mut Page, told: &OutOfMemory) {
     if told.small > 0 {
         page.line(&format!("  {} in blocks of less than 1 MiB", format_size(told.small)));
     }
-    let all = format!("{} in blocks of the pool", format_size(told.live_bytes));
+    let own = told.places.iter().fold(0, |all: u64, place| all.saturating_add(place.own));
+    let own = if own > 0 { format!(", {} in handles (cuMemCreate)", format_size(own)) } else { String::new() };
+    let all = format!("{} in blocks of the pool{own}", format_size(told.live_bytes));
     let pinned =
         if told.pinned > 0 { format!(", {} of host memory pinned", format_size(told.pinned)) } else { String::new() };
     page.line(&format!("  {all}{pinned}"));

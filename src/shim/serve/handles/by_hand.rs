@@ -16,6 +16,7 @@ use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Stream};
 use gpupool_events::BlockMove;
 use gpupool_pool::{Backend, Fault, Mover, Place, Transfer};
+use std::collections::BTreeMap;
 
 /// Whether memory of the program's own is mapped at this address, as far as that is known here; also what only the driver can place.
 pub fn is_own(address: u64) -> bool {
@@ -60,14 +61,15 @@ pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, st
         let bytes = mapping.bytes;
         // What is mapped twice in the range has moved with the first.
         let is_there = || with_inventory(|inventory| inventory.is_all_at(mapping.start, place));
+        // A handle of which the range has a part cannot move, but it may be where it should be.
+        if mapping.asked.is_some() && is_there() {
+            there += bytes;
+            continue;
+        }
         let Some(asked) = mapping.asked.filter(|_| mapping.is_inside) else {
             stayed += bytes;
             continue;
         };
-        if is_there() {
-            there += bytes;
-            continue;
-        }
         let alone = || Some(gate::enter_by_hand());
         match move_much(driver, opened, (mapping.start, Much::All), bytes, place, asked, alone) {
             Ok(()) => moved += bytes,
@@ -102,6 +104,12 @@ pub fn live() -> Live {
     live.count += of_kind::count();
     live.bytes += of_kind::bytes();
     live
+}
+
+/// Bytes by the GPU that they were asked for on and the place where they lie. Kinds that only the driver can place are not in it: these lie where they were
+/// asked for.
+pub fn by_home() -> BTreeMap<(u32, Place), u64> {
+    if super::is_any() { with_inventory(|inventory| inventory.by_home()) } else { BTreeMap::new() }
 }
 
 /// All that is mapped whole, once each, and part by part where it has several.

@@ -818,6 +818,18 @@ impl Inventory {
         live
     }
 
+    /// Bytes of the program's own memory by the GPU that it was asked for on and the place where it lies, mapped or not.
+    pub fn by_home(&self) -> BTreeMap<(u32, Place), u64> {
+        let mut lies = BTreeMap::new();
+        for memory in self.memory.values() {
+            let Origin::Asked(asked) = memory.origin else { continue };
+            for part in &memory.parts {
+                *lies.entry((asked, part.place)).or_insert(0) += part.bytes;
+            }
+        }
+        lies
+    }
+
     /// Bytes of the program's own memory at a place, mapped or not.
     pub fn own_bytes_at(&self, place: Place) -> u64 {
         let own = self.memory.values().filter(|memory| matches!(memory.origin, Origin::Asked(_)));

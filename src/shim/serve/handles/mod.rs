@@ -75,6 +75,12 @@ fn is_any_disguised() -> bool {
     DISGUISED.load(Ordering::Acquire) != 0
 }
 
+/// Bytes of what the program made itself at a place that are in no account ([`gpupool_pool::Claim::Handles`]).
+pub fn uncharged_at(place: Place) -> u64 {
+    let of_kind = if let Place::Gpu(gpu) = place { of_kind::bytes_on(gpu) } else { 0 };
+    by_hand::uncharged_at(place) + of_kind
+}
+
 /// Acts on the inventory where there is anything in it.
 #[inline]
 fn with_known<T>(act: impl FnOnce(&mut Inventory) -> Option<T>) -> Option<T> {

@@ -197,12 +197,7 @@ unsafe fn elsewhere(
     }
     memory::have_more_lend(device, bytes);
     let limit = |place| if place == Place::Gpu(device) { most.min(plan.limit(place)) } else { plan.limit(place) };
-    // A piece of more than half a GPU is an arena that the program keeps everything in. Whole it would lie on the far side
-    // of a link, where half of it or more could be at home; and programs that size one by what they are told of free
-    // memory, which is the pool's (XLA), ask for more than any place has. What the GPU lacks only now, since others were given it or it is
-    // drained, makes no arena of a small piece.
-    let lasting = backing::terms::lasting_limit_of(device).unwrap_or(u64::MAX);
-    let most_whole = plan.memory_of(device).min(lasting) / 2;
+    let most_whole = backing::terms::largest_whole_of(plan, device);
     let too_large = (bytes > most_whole).then_some(most_whole);
     for place in plan.order(device).into_iter().skip(1).filter(|_| too_large.is_none()) {
         if has(driver, plan, place, bytes, api)

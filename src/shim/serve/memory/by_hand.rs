@@ -46,6 +46,10 @@ impl Unplaced {
 pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: Stream) -> Result<(), Unplaced> {
     let opened = open::opened().filter(|opened| opened.contains(address)).ok_or(Unplaced::NotOurs)?;
     let block = block_at(address).ok_or(Unplaced::NotOurs)?;
+    // Of a small block the pool would ask about the memory that it shares with others.
+    if bytes > block.address + block.bytes - address {
+        return Err(Unplaced::NotOurs);
+    }
     let _captured = capture::look(driver, stream);
     // The wait could be made without breaking a capture, but what was captured knows copies by where their operands lie.
     if capture::under_way() {
@@ -90,7 +94,9 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
     if moved > 0 {
         places::tell_moved(address, bytes);
     }
-    if stayed > 0 || moved + there == 0 { Err(Unplaced::Stayed) } else { Ok(()) }
+    // A range without a whole page, a small block for one, cannot move, but it may be where it should be.
+    let lies_there = || pieces(address, bytes).iter().all(|piece| piece.place == place);
+    if stayed > 0 || moved + there == 0 && !lies_there() { Err(Unplaced::Stayed) } else { Ok(()) }
 }
 
 /// Whether a range lies in one live block of this process's pool.
@@ -105,12 +111,15 @@ pub fn is_anywhere(address: u64, bytes: u64) -> Result<(), Unplaced> {
     Ok(())
 }
 
-/// Whether a GPU has access to a range of a live block, or will have once it has a context.
+/// Whether a GPU has access to a range of a live block, or will have once it has a context; one that the program does not see is no place.
 pub fn is_reached(address: u64, bytes: u64, gpu: u32) -> Result<bool, Unplaced> {
     let opened = open::opened().filter(|opened| opened.contains(address)).ok_or(Unplaced::NotOurs)?;
     let pieces = pieces(address, bytes);
     if pieces.is_empty() {
         return Err(Unplaced::NotOurs);
+    }
+    if opened.plan.topology.gpus.iter().all(|seen| seen.ordinal != gpu) {
+        return Err(Unplaced::NoPlace);
     }
     Ok(pieces.iter().all(|piece| opened.plan.readers(piece.place).any(|reader| reader == gpu)))
 }

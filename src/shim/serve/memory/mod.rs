@@ -34,7 +34,8 @@ use outcome::Outcome;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of blocks and handles that lay outside their home GPU when they were made, for the summary.
+/// Bytes of blocks and handles that lay outside their home GPU when they were made, each of them anew, for the summary. What moved since is in
+/// [`residence`]: a total of both would count the same memory each time that it leaves, and be no part of what was allocated.
 static SPILLED: AtomicU64 = AtomicU64::new(0);
 
 /// What was said of requests and of freed memory, over the life of the process: how often.
@@ -314,6 +315,10 @@ fn report_made(allocation: &Allocation, is_put: bool) {
     let site = call_sites::made(&block, reused);
     report_block(allocation, site);
     if reused {
+        // What was kept may lie elsewhere, too.
+        if on_peers + on_host > 0 {
+            count_spilled(on_peers + on_host);
+        }
         level::rose(block.bytes);
     } else {
         report_growth(&block, on_peers, on_host, is_put, site);
@@ -810,7 +815,7 @@ pub fn count_spilled(bytes: u64) {
     SPILLED.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Bytes of blocks and handles that lay outside their home GPU, over the life of the process.
+/// Bytes of blocks and handles that lay outside their home GPU when they were made, over the life of the process.
 pub fn spilled() -> u64 {
     SPILLED.load(Ordering::Relaxed)
 }

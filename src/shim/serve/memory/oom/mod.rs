@@ -8,6 +8,7 @@
 mod remedies;
 
 use super::{accounts, call_sites, labels, pieces, pool_usage};
+use crate::backing::plan::Plan;
 use crate::backing::{self, copies, host, open, residence, terms};
 use crate::bypass::Bypass;
 use crate::serve::pinned::{self, holders};
@@ -18,6 +19,7 @@ use gpupool_cuda::{Device, Driver};
 use gpupool_events::{HolderAtRefusal, OutOfMemory, PlaceAtRefusal, Site};
 use gpupool_interpose::cancel::Map;
 use gpupool_pool::{Claim, Place, Usage};
+use once_cell::race::OnceBox;
 use remedies::Asked;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,6 +34,14 @@ const NATIVE: usize = 8;
 const LOOKED_UP: usize = 1 << 14;
 
 static REFUSALS: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of the program's own memory at a place that are in no account. Who knows handles lies above this module.
+static UNCHARGED: OnceBox<fn(Place) -> u64> = OnceBox::new();
+
+/// Asks this one about memory of the program's own that no account has.
+pub fn ask_about_handles(uncharged: fn(Place) -> u64) {
+    let _ = UNCHARGED.set(Box::new(uncharged));
+}
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,10 +88,29 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
     let Some(driver) = process::driver().filter(|_| is_told) else { return };
     let home = device.ordinal();
     let usage = pool_usage().unwrap_or_default();
-    let places = places(driver, home, kind, &usage);
-    let rooms = places.iter().filter(|place| place.out.is_none()).map(|place| place.room);
-    let fits = rooms.fold(0, u64::saturating_add);
-    let remedies = remedies::remedies(Asked { bytes, fits, is_far: why == Why::Far }, &places, process::settings());
+    let plan = open::plan(driver);
+    let largest_whole = plan.filter(|_| kind == Kind::Handle).map(|plan| terms::largest_whole_of(plan, home));
+    let places =
+        plan.map_or_else(Vec::new, |plan| places(driver, plan, home, largest_whole.map(|most| (bytes, most)), &usage));
+    let rooms = |on_gpus: bool| {
+        let there = places.iter().filter(move |place| place.out.is_none() && place.total.is_some() == on_gpus);
+        there.map(|place| place.room)
+    };
+    let on_gpus = rooms(true).fold(0, u64::saturating_add);
+    let on_host = rooms(false).fold(0, u64::saturating_add);
+    // A block lies everywhere at once. A handle lies in parts on GPUs, or whole on the host if it is not too large for that.
+    let (fits, asked) = match largest_whole {
+        None => {
+            let fits = on_gpus.saturating_add(on_host);
+            (fits, Asked { bytes, fits, fits_on_host: fits, is_far: why == Why::Far })
+        }
+        Some(most) => {
+            let fits_on_host = rooms(false).max().unwrap_or(0);
+            let asked = Asked { bytes, fits: on_gpus, fits_on_host, is_far: why == Why::Far };
+            (on_gpus.max(fits_on_host.min(most)), asked)
+        }
+    };
+    let remedies = remedies::remedies(asked, &places, process::settings());
     let (holders, more_holders, more_bytes, large) = device_holders();
     // In the places they are in use; nobody in the program holds them.
     let live_bytes = open::opened().map_or(0, |opened| copies::usage_without(opened).live_bytes);
@@ -103,6 +132,7 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
             kind: kind.word().to_owned(),
             why,
             fits,
+            largest_whole,
             site: Some(shortened(&site::here())),
             places,
             holders,
@@ -117,9 +147,18 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
     });
 }
 
-/// Where memory could be, and what was there.
-fn places(driver: &'static Driver, home: u32, kind: Kind, usage: &Usage) -> Vec<PlaceAtRefusal> {
-    let Some(plan) = open::plan(driver) else { return Vec::new() };
+/// Where memory could be, and what was there. `handle`: how large the one is that was asked for, and how large one may be that lies whole elsewhere.
+fn places(
+    driver: &'static Driver,
+    plan: &Plan,
+    home: u32,
+    handle: Option<(u64, u64)>,
+    usage: &Usage,
+) -> Vec<PlaceAtRefusal> {
+    let own_at = |place: Place| {
+        let charged = accounts().map_or(0, |accounts| accounts.of(Claim::Handles, place));
+        charged.saturating_add(UNCHARGED.get().map_or(0, |uncharged| uncharged(place)))
+    };
     let settings = process::settings();
     let in_pool = |place: Place| usage.places.iter().find(|known| known.place == place);
     let mut places = Vec::new();
@@ -129,7 +168,7 @@ fn places(driver: &'static Driver, home: u32, kind: Kind, usage: &Usage) -> Vec<
         let is_member = plan.members.contains_key(&gpu.ordinal);
         let reserve = settings.reserve_of(gpu.total);
         let (held, used) = in_pool(place).map_or((0, 0), |known| (known.held, known.used));
-        let own = accounts().map_or(0, |accounts| accounts.of(Claim::Handles, place));
+        let own = own_at(place);
         let contexts = context::cost_on(Device::of(gpu.ordinal));
         let out = match () {
             // Also the program's own: nothing new goes there.
@@ -161,24 +200,25 @@ fn places(driver: &'static Driver, home: u32, kind: Kind, usage: &Usage) -> Vec<
     }
     let hosts: Vec<Place> = plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host()).collect();
     let free = host::available();
+    let too_large = handle.filter(|(bytes, most)| bytes > most).map(|_| remedies::TOO_LARGE);
     for &place in &hosts {
         let (held, used) = in_pool(place).map_or((0, 0), |known| (known.held, known.used));
-        let out = (kind == Kind::Handle).then(|| remedies::NO_HANDLES.to_owned());
         let share = free.map(|free| free / hosts.len() as u64);
         let mut row = PlaceAtRefusal {
             place: place.to_string(),
             limit: plan.limit(place),
             held,
             used,
+            own: own_at(place),
             free: share,
-            out,
+            out: too_large.map(str::to_owned),
             ..PlaceAtRefusal::default()
         };
         row.room = room(&row, accounts().map_or(0, |accounts| accounts.taken(place)));
         places.push(row);
     }
     if hosts.is_empty() {
-        let out = if kind == Kind::Handle { remedies::NO_HANDLES } else { remedies::NOT_LENT };
+        let out = too_large.unwrap_or(remedies::NOT_LENT);
         places.push(PlaceAtRefusal {
             place: Place::Host(0).to_string(),
             free,

@@ -9,7 +9,7 @@ pub const NOT_LISTED: &str = "not listed";
 pub const ANOTHERS: &str = "another rank's";
 pub const OUT_OF_REACH: &str = "out of reach";
 pub const NOT_LENT: &str = "not lent";
-pub const NO_HANDLES: &str = "no handles";
+pub const TOO_LARGE: &str = "too large";
 pub const DRAINED: &str = "drained";
 
 const MIB: u64 = 1 << 20;
@@ -19,8 +19,10 @@ const MIB: u64 = 1 << 20;
 pub struct Asked {
     /// Bytes.
     pub bytes: u64,
-    /// Bytes of the largest request that there was room for.
+    /// Bytes of the largest request that there was room for; of a handle, on the GPUs.
     pub fits: u64,
+    /// The same of a handle on the host, which has no part of it but all; else as [`Asked::fits`].
+    pub fits_on_host: u64,
     /// `GPUPOOL_FAR_LIMIT` refused it.
     pub is_far: bool,
 }
@@ -28,6 +30,7 @@ pub struct Asked {
 /// Those that would have helped: first those that would have been enough alone.
 pub fn remedies(asked: Asked, places: &[PlaceAtRefusal], settings: &Settings) -> Vec<Remedy> {
     let short = asked.bytes.saturating_sub(asked.fits);
+    let short_on_host = asked.bytes.saturating_sub(asked.fits_on_host);
     let remedy = |setting: &str, value: String, gain: u64, note: &str| Remedy {
         setting: setting.to_owned(),
         value,
@@ -118,14 +121,10 @@ pub fn remedies(asked: Asked, places: &[PlaceAtRefusal], settings: &Settings) ->
     };
     let gain: u64 = hosts().map(beyond_limit).sum();
     // What would have been enough, and a little: the rest of the host is for others.
-    let gain = gain.min((short + short / 8).next_multiple_of(1 << 28));
+    let gain = gain.min((short_on_host + short_on_host / 8).next_multiple_of(1 << 28));
     let value = hosts().map(|place| place.limit).sum::<u64>() + gain;
-    found.push(remedy(
-        "GPUPOOL_HOST_LIMIT",
-        size(value),
-        gain,
-        "memory of the host is read over PCIe, many times more slowly than a GPU's",
-    ));
+    let note = "memory of the host is read over PCIe, many times more slowly than a GPU's";
+    found.push(Remedy { enough: gain >= short_on_host, ..remedy("GPUPOOL_HOST_LIMIT", size(value), gain, note) });
 
     found.retain(|remedy| remedy.gain > 0);
     found.sort_by_key(|remedy| !remedy.enough);
@@ -181,7 +180,7 @@ mod tests {
     }
 
     fn asked(bytes: u64, fits: u64) -> Asked {
-        Asked { bytes: bytes * GIB, fits: fits * GIB, is_far: false }
+        Asked { bytes: bytes * GIB, fits: fits * GIB, fits_on_host: fits * GIB, is_far: false }
     }
 
     #[test]
@@ -231,6 +230,18 @@ mod tests {
         assert_eq!(found[1].0, "GPUPOOL_HOST_LIMIT");
         let found = told(asked(50, 2), &[gpu(0, GIB), drained(1), drained(2)], &settings);
         assert_eq!(found[0], ("gpupool undrain".to_owned(), "1; gpupool undrain 2".to_owned(), 60, true));
+    }
+
+    /// The host has no part of a handle, so that it has to have room for all of it.
+    #[test]
+    fn a_handle_lies_on_the_host_whole() {
+        let handle = Asked { fits_on_host: 2 * GIB, ..asked(8, 5) };
+        let found = told(handle, &[gpu(0, GIB), host(2 * GIB, 64 * GIB)], &Settings::default());
+        assert_eq!(found, [("GPUPOOL_HOST_LIMIT".to_owned(), "8960MiB".to_owned(), 6, true)]);
+        let found = told(handle, &[gpu(0, GIB), host(2 * GIB, 6 * GIB)], &Settings::default());
+        assert_eq!(found, [("GPUPOOL_HOST_LIMIT".to_owned(), "6GiB".to_owned(), 4, false)]);
+        let too_large = PlaceAtRefusal { out: Some(TOO_LARGE.to_owned()), ..host(2 * GIB, 64 * GIB) };
+        assert_eq!(told(handle, &[gpu(0, GIB), too_large], &Settings::default()), []);
     }
 
     #[test]
