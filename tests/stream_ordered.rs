@@ -42,6 +42,21 @@ fn what_the_driver_has_no_memory_for_is_the_pools() {
     run.warns("lay outside the GPU that asked for it");
 }
 
+/// A pointer tells the same of it, whoever had memory for it; and of what begins there later what that is.
+#[test]
+fn what_the_pool_stands_in_for_is_told_to_be_of_the_drivers_pool_and_of_no_context() {
+    let [of_default, of_own, of_context] =
+        ["no context, of the default pool", "no context, of the program's pool", "a context, of no pool"];
+    let bare = script("a:4 p:4 b:4 t:0 t:1 t:2").go();
+    tells(&bare, &format!("pointer 0: of {of_default}\npointer 1: of {of_own}\npointer 2: of {of_context}\n"));
+    script("a:4 p:4 b:4 t:0 t:1 t:2").same_under_shim(&[]).succeeds();
+    // The GPU has 48 MiB, of which the first has a piece of 32.
+    let run = shim("a:30 a:30 p:30 b:30 t:0 t:1 t:2 t:3 F:1 b:30 t:4");
+    tells(&run, &format!("pointer 0: of {of_default}\npointer 1: of {of_default}\npointer 2: of {of_own}\n"));
+    tells(&run, &format!("pointer 3: of {of_context}\nfree 1: 0\nallocate 30: 0\npointer 4: of {of_context}\n"));
+    assert_eq!(run.events("block.allocate").len(), 4, "what the driver had no memory for");
+}
+
 /// Below GPUPOOL_MIN_SIZE, too: the driver had its chance.
 #[test]
 fn small_requests_are_served_when_the_gpu_is_full() {

@@ -8,6 +8,7 @@
  *   w       hold the stream                         W       let it go on
  *   C:MODE  begin to capture the stream             E       end that
  *   i       whether the stream is being captured    s       synchronise
+ *   t:I     what its pointer tells: whether it is a context's, and of which pool it is
  *   u       what each place holds (simulated driver only)
  */
 #include "simulator.h"
@@ -121,6 +122,22 @@ int main(int argc, char **argv)
         case 's':
             CHECK(cuCtxSynchronize());
             break;
+        case 't': {
+            CUmemoryPool default_pool, pool[2] = {NULL, NULL};
+            CUcontext owner[2] = {NULL, NULL};
+            int attributes[] = {CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE};
+            CHECK(cuDeviceGetDefaultMemPool(&default_pool, 0));
+            CHECK(cuPointerGetAttribute(&owner[0], CU_POINTER_ATTRIBUTE_CONTEXT, address[i] + 5));
+            CHECK(cuPointerGetAttribute(&pool[0], CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address[i] + 5));
+            CHECK(cuPointerGetAttributes(2, attributes, (void *[]){&owner[1], &pool[1]}, address[i]));
+            REQUIRE(owner[0] == owner[1] && pool[0] == pool[1]);
+            printf("pointer %d: of %s, of %s\n", i, owner[0] ? "a context" : "no context",
+                   !pool[0]                  ? "no pool"
+                   : pool[0] == default_pool ? "the default pool"
+                   : pool[0] == plain[0]     ? "the program's pool"
+                                             : "another pool");
+            break;
+        }
         case 'u':
             print_used(&simulator, devices, 0);
             break;

@@ -6,11 +6,11 @@ use super::{Real, boundary};
 use crate::address::{self, Known};
 use crate::bypass::{Answer, Bypass, or_driver};
 use crate::process;
-use crate::serve::memory::memops;
+use crate::serve::memory::{memops, mempool};
 use crate::serve::{handles, ipc, mem_get_info};
 use crate::watch::context;
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
-use gpupool_cuda::{Context, CuResult, Device, Driver};
+use gpupool_cuda::{CuResult, Device, Driver};
 use gpupool_interpose::Api;
 use gpupool_pool::{Block, FRAME};
 use std::ffi::{c_int, c_uint, c_void};
@@ -30,6 +30,7 @@ mod kind {
     pub const RANGE_SIZE: i32 = 12;
     pub const MAPPED: i32 = 13;
     pub const ACCESS_FLAGS: i32 = 16;
+    pub const MEMPOOL_HANDLE: i32 = 17;
     pub const MAPPING_SIZE: i32 = 18;
     pub const MAPPING_BASE: i32 = 19;
     pub const MEMORY_BLOCK_ID: i32 = 20;
@@ -220,9 +221,14 @@ fn told_of_device(attribute: c_int) -> Option<Told> {
     use Value::{Absent, Long, Word};
     use kind as a;
     match attribute {
+        // Memory of the driver's stream-ordered pools is a pool's and no context's (measured), also where a block stands in for it. That such a block can be shared by
+        // CUDA IPC is true of it, which that memory cannot be.
         a::CONTEXT => Told::of(|_, block, _| {
-            let handle = context::handle_of(block.owner).map_or(std::ptr::null_mut(), Context::raw);
-            Some(Long(handle as u64))
+            let handle = context::handle_of(block.owner).filter(|_| mempool::behind(block).is_none());
+            Some(Long(handle.map_or(0, |handle| handle.raw() as u64)))
+        }),
+        a::MEMPOOL_HANDLE => Told::of(|_, block, managed| {
+            (!managed).then(|| Long(mempool::behind(block).map_or(0, |pool| pool.raw() as u64)))
         }),
         a::MEMORY_TYPE => Told::of(|_, _, _| Some(Word(DEVICE_MEMORY))),
         a::DEVICE_POINTER => Told::of(|ptr, _, _| Some(Long(ptr))),

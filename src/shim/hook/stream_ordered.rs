@@ -43,9 +43,9 @@ unsafe fn allocate_without_room(real: &mut Real, dptr: *mut CUdeviceptr, bytes: 
         return used(result);
     }
     // The pool that is current on the stream's GPU, which may be one that the program made for a purpose.
-    let device = |driver: &Driver, of_stream| mempool::is_plain_on(driver, of_stream).then_some(of_stream);
+    let pool = |driver: &Driver, of_stream| Some((of_stream, mempool::plain_on(driver, of_stream)?));
     // SAFETY: as for this function.
-    let answer = unsafe { serve(real, dptr, bytes, stream, device) };
+    let answer = unsafe { serve(real, dptr, bytes, stream, pool) };
     or_driver(answer, real.api, || result)
 }
 
@@ -62,9 +62,12 @@ pub unsafe fn allocate_from(
     if result != CuResult::OUT_OF_MEMORY {
         return used(result);
     }
-    let device = |driver: &Driver, _| mempool::device_of(driver, MemoryPool::from_raw(pool)?);
+    let pool = |driver: &Driver, _| {
+        let pool = MemoryPool::from_raw(pool)?;
+        Some((mempool::device_of(driver, pool)?, pool))
+    };
     // SAFETY: as for this function.
-    let answer = unsafe { serve(real, dptr, bytes, stream, device) };
+    let answer = unsafe { serve(real, dptr, bytes, stream, pool) };
     or_driver(answer, real.api, || result)
 }
 
@@ -74,7 +77,7 @@ fn used(result: CuResult) -> CuResult {
     if context::is_in_use() { result } else { memory_body::served_by_driver(result) }
 }
 
-/// A block of the pool, for the GPU that `device` names given that of the stream. Not in a capture, where the request is a node
+/// A block of the pool in place of memory of the driver's pool that `pool` names, with the GPU that this is for, given that of the stream. Not in a capture, where the request is a node
 /// of the graph and its memory the driver's.
 ///
 /// # Safety
@@ -85,7 +88,7 @@ unsafe fn serve(
     dptr: *mut CUdeviceptr,
     bytes: usize,
     stream: CUstream,
-    device: impl FnOnce(&Driver, Device) -> Option<Device>,
+    pool: impl FnOnce(&Driver, Device) -> Option<(Device, MemoryPool)>,
 ) -> Answer<CuResult> {
     let driver = context::driver().ok_or(Bypass::NoDriver)?;
     let stream = stream::handle(real, stream);
@@ -100,8 +103,11 @@ unsafe fn serve(
     // SAFETY: the driver accepted the stream just now.
     let handle = unsafe { driver.stream_context(stream) }.map_err(Bypass::Declined)?;
     let context = context::by_handle(handle).ok_or(Bypass::NoContext)?;
-    let device = device(driver, context.device).ok_or(Bypass::OtherKind)?;
+    let (device, pool) = pool(driver, context.device).ok_or(Bypass::OtherKind)?;
     let address = modes::allocate_after_driver(driver, &context, device, bytes as u64)?;
+    if let Some(block) = memory::block_at(address) {
+        mempool::stands_in(&block, pool);
+    }
     // SAFETY: not NULL; the driver has written there too, 0.
     unsafe { *dptr = address };
     Ok(CuResult::SUCCESS)

@@ -5,8 +5,10 @@
 
 use crate::watch::context;
 use gpupool_cuda::{Device, Driver, MemoryPool, PoolProperties};
+use gpupool_pool::Block;
 use parking_lot::{Condvar, Mutex};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Pools that the program made, and the GPU of those that hand out plain memory of one. The others that a device hands out are its default pools,
 /// which the driver is asked about.
@@ -61,7 +63,45 @@ pub fn device_of(driver: &Driver, pool: MemoryPool) -> Option<Device> {
     made.or_else(|| driver.devices().find(|&device| driver.default_mempool(device) == Some(pool)))
 }
 
-/// Whether `cuMemAllocAsync` on this GPU hands plain memory of it out.
-pub fn is_plain_on(driver: &Driver, device: Device) -> bool {
-    driver.current_mempool(device).is_some_and(|pool| device_of(driver, pool) == Some(device))
+/// The pool of which `cuMemAllocAsync` on this GPU hands memory out, where that is plain memory of the GPU.
+pub fn plain_on(driver: &Driver, device: Device) -> Option<MemoryPool> {
+    driver.current_mempool(device).filter(|pool| device_of(driver, *pool) == Some(device))
+}
+
+/// Blocks that stand in for memory of one of the driver's pools, by the address that each starts at: its number, and which pool that is.
+static STAND_INS: Mutex<BTreeMap<u64, (u64, MemoryPool)>> = Mutex::new(BTreeMap::new());
+/// How many are in it, readable without the lock: mostly the driver has memory for all of them.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// A block was made because the driver had no memory for what a program asked of this pool.
+pub fn stands_in(block: &Block, pool: MemoryPool) {
+    let mut all = STAND_INS.lock();
+    all.insert(block.address, (block.id, pool));
+    COUNT.store(all.len(), Ordering::Release);
+}
+
+/// The driver's pool that a block stands in for.
+pub fn behind(block: &Block) -> Option<MemoryPool> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    STAND_INS.lock().get(&block.address).filter(|(id, _)| *id == block.id).map(|(_, pool)| *pool)
+}
+
+/// A block has ended.
+#[inline]
+pub fn ended(block: &Block) {
+    if COUNT.load(Ordering::Acquire) != 0 {
+        forget(block);
+    }
+}
+
+#[cold]
+fn forget(block: &Block) {
+    let mut all = STAND_INS.lock();
+    // By now another block may begin there.
+    if all.get(&block.address).is_some_and(|(id, _)| *id == block.id) {
+        all.remove(&block.address);
+        COUNT.store(all.len(), Ordering::Release);
+    }
 }

@@ -597,6 +597,7 @@ fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
         Ok(block) => {
             report_free(&block);
             memops::ended(&block);
+            mempool::ended(&block);
             labels::ended(&block);
             names::ended(&block);
             tell_ended(&block);
@@ -709,6 +710,7 @@ impl Observer for OfContexts {
     fn ended(&self, id: u64) -> usize {
         let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
         ended.iter().for_each(memops::ended);
+        ended.iter().for_each(mempool::ended);
         ended.iter().for_each(labels::ended);
         ended.iter().for_each(names::ended);
         ended.iter().for_each(tell_ended);
