@@ -236,12 +236,11 @@ mod tests {
     #[test]
     fn a_handle_lies_on_the_host_whole() {
         let handle = Asked { fits_on_host: 2 * GIB, ..asked(8, 5) };
-        let found = told(handle, &[gpu(0, GIB), host(2 * GIB, 64 * GIB)], &Settings::default());
-        assert_eq!(found, [("GPUPOOL_HOST_LIMIT".to_owned(), "8960MiB".to_owned(), 6, true)]);
-        let found = told(handle, &[gpu(0, GIB), host(2 * GIB, 6 * GIB)], &Settings::default());
-        assert_eq!(found, [("GPUPOOL_HOST_LIMIT".to_owned(), "6GiB".to_owned(), 4, false)]);
-        let too_large = PlaceAtRefusal { out: Some(TOO_LARGE.to_owned()), ..host(2 * GIB, 64 * GIB) };
-        assert_eq!(told(handle, &[gpu(0, GIB), too_large], &Settings::default()), []);
+        let of = |free: u64| PlaceAtRefusal { room: 2 * GIB, ..host(2 * GIB, free * GIB) };
+        let found = |host: PlaceAtRefusal| told(handle, &[gpu(0, 0), host], &Settings::default());
+        assert_eq!(found(of(64)), [("GPUPOOL_HOST_LIMIT".to_owned(), "8960MiB".to_owned(), 6, true)]);
+        assert_eq!(found(of(6)), [("GPUPOOL_HOST_LIMIT".to_owned(), "6GiB".to_owned(), 4, false)]);
+        assert_eq!(found(PlaceAtRefusal { out: Some(TOO_LARGE.to_owned()), ..of(64) }), []);
     }
 
     #[test]
