@@ -126,6 +126,8 @@ SETS = {
         "move-llm": moving.language_model,
         "move-llm-host": moving.language_model_host,
         "move-fsdp": moving.fsdp,
+        "move-ranks": moving.ranks,
+        "move-collective": moving.collective,
     },
     "suspend": {
         "suspend-rotation": suspending.rotation,

@@ -9,7 +9,7 @@ import native
 import pytorch
 from client import client, needs_modules, needs_two_gpus, on_peers, rank_client
 from machine import GIB, MIB
-from running import BelowGoal, Failed, same
+from running import BelowGoal, Failed, NotRun, same
 
 
 def alone(lab):
@@ -20,6 +20,18 @@ def alone(lab):
 def settled(milliseconds):
     """Of an iteration, once memory lies where it is to lie: the median of the last third."""
     return statistics.median(milliseconds[-max(3, len(milliseconds) // 3) :])
+
+
+def _settles(times, ended, swaps):
+    """In words, from which iteration on each is as fast as when settled, by a tenth, when that was, and what moved until then and after. Of three iterations
+    the middle one counts, so that a single slow one is none that says it had not settled."""
+    at_most = 1.1 * settled(times)
+    slow = [number for number in range(len(times)) if statistics.median(times[number : number + 3]) > at_most]
+    first = slow[-1] + 1 if slow else 0
+    when = ended[first] - times[first] / 1e3
+    moved = [sum(swap["bytes_in"] + swap["bytes_out"] for swap in swaps if (swap["t"] <= when) == is_before) / GIB for is_before in (True, False)]
+    began = ended[0] - times[0] / 1e3
+    return f"  settled from iteration {first + 1} on, {when - began:.1f} s after the first began; {moved[0]:.1f} GiB moved until then, {moved[1]:.1f} after"
 
 
 def _moves(run):
@@ -65,11 +77,19 @@ def _told(name, times, local):
     return f"{name}: {settled(times):.2f} ms, {settled(times) / local:.3f} of all local; first: {first}; least {min(times):.2f}"
 
 
+def _bare(lab, command, timeout, env):
+    """The program bare, once for all checks that have the same."""
+    key = ("bare", *map(str, command), *sorted((env or {}).items()))
+    if key not in lab.kept:
+        lab.kept[key] = lab.bare(command, timeout, env).succeeded()
+    return lab.kept[key]
+
+
 def _compared(lab, command, settings, goals, timeout=90, env=None, alike=same, of_floor=None):
     """Bare, then with each of the settings, moving off and on, lenders asleep and awake as asked for; `goals` names the most that a setting's ratio
     may be. `of_floor`: for these of the client's times, what part of the links' speed they have to reach."""
     of_floor = of_floor or {}
-    bare = lab.bare(command, timeout, env).succeeded()
+    bare = _bare(lab, command, timeout, env)
     local = settled(bare.measured()["milliseconds"])
     lines, missed = [_told("all local", bare.measured()["milliseconds"], local)], []
     for name, limits in settings.items():
@@ -78,7 +98,10 @@ def _compared(lab, command, settings, goals, timeout=90, env=None, alike=same, o
             measured = run.measured()
             held = ", ".join(f"{place} {size / GIB:.1f}" for place, size in measured["held"].items())
             how = f"{name}, {move}" + ", lenders awake" * (limits.get("LENDERS", lenders) == "awake")
-            lines += [f"{_told(how, measured['milliseconds'], local)}; GiB: {held}", *_moves(run)]
+            lines.append(f"{_told(how, measured['milliseconds'], local)}; GiB: {held}")
+            if move != "off":
+                lines.append(_settles(measured["milliseconds"], measured["ended"], run.events("tier.swap")))
+            lines += _moves(run)
             ratio = settled(measured["milliseconds"]) / local
             is_far = on_peers(measured["held"]) or measured["held"].get("host0") or run.events("vmm.steer")
             if not is_far:
@@ -218,6 +241,35 @@ def fsdp(lab):
     needs_modules("torch")
     needs_two_gpus(lab)
     return _compared(lab, rank_client("fsdp_large.py", 8), {"25 GiB": {"LIMIT": "25GiB"}}, {"25 GiB": 4}, alike=_trained)
+
+
+def ranks(lab):
+    """Two ranks over NCCL whose memory moves at every opportunity, from the host and back: the same lines as bare. Where a collective waits for the other
+    rank its GPU is not idle, and nobody may wait for that."""
+    needs_modules("torch")
+    needs_two_gpus(lab)
+    settings, lines = {"LIMIT": "48MiB", "HOST_LIMIT": "2GiB", "MOVE": "stress", "LOG": "debug"}, []
+    for script in ("ddp.py", "nccl_graph.py"):
+        bare = lab.bare(rank_client(script), 120).succeeded()
+        shim = lab.shim(rank_client(script), 120, settings).succeeded()
+        if sorted(bare.lines()) != sorted(shim.lines()):
+            raise Failed(f"{script}: lines differ: shim {sorted(shim.lines())}, bare {sorted(bare.lines())}"[:500], lines)
+        lines += [f"{script}, {shim.seconds:.1f} s (bare {bare.seconds:.1f}):", *_moves(shim)]
+    return f"the same lines as bare; {len(lines)} lines below", lines
+
+
+def collective(lab):
+    """One process with two GPUs, whose collective is begun on one of them first, while launches there use memory that may come near."""
+    needs_modules("cupy")
+    needs_two_gpus(lab)
+    command, lines = client("cupy_collective.py"), []
+    bare = lab.bare(command, 60)
+    if bare.status:
+        raise NotRun(f"fails without us too: {(bare.stderr.strip().splitlines() or ['no word'])[-1]}")
+    for move in ("auto", "stress"):
+        run = same(bare, lab.shim(command, 90, {"LIMIT": "0:512MiB", "MOVE": move, "LOG": "debug"}))
+        lines += [f"{move}, {run.seconds:.1f} s (bare {bare.seconds:.1f}):", *_moves(run)]
+    return f"sums as bare; {len(lines)} lines below", lines
 
 
 def phases(lab):

@@ -309,7 +309,7 @@ def cupy(lab):
 
 
 def jax(lab):
-    """A jitted step in JAX. Its memory is its own, and goes to the host where a folder is named."""
+    """A jitted step in JAX. Its memory is its own, and goes where the pool's goes."""
     needs_modules("jax")
     env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return _told(_suspended(lab, client("jax_large.py", 150), 12 * GIB, ["peers", "host", "host", DISK], env=env, compare=_with_losses))

@@ -21,7 +21,7 @@ def main():
     weights = [random.standard_normal((WIDTH, WIDTH), dtype=cp.float32) * scale for _ in range(LAYERS)]
     moments = [cp.zeros_like(weight) for weight in weights]
     batch = random.standard_normal((ROWS, WIDTH), dtype=cp.float32)
-    milliseconds, losses = [], []
+    losses, milliseconds, ended = [], [], []
     for _ in range(steps):
         since = time.perf_counter()
         inputs = [batch]
@@ -40,8 +40,9 @@ def main():
             weight -= 1e-3 / ROWS * moment
         losses.append(float(loss))
         milliseconds.append((time.perf_counter() - since) * 1e3)
+        ended.append(time.time())
     print(f"{steps} steps, the loss fell: {losses[-1] < losses[0]}")
-    report(milliseconds=milliseconds, losses=losses, held=held())
+    report(milliseconds=milliseconds, ended=ended, losses=losses, held=held())
 
 
 main()

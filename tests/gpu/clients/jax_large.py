@@ -39,15 +39,16 @@ def main():
     first = [jnp.zeros_like(weight) for weight in weights]
     second = [jnp.zeros_like(weight) for weight in weights]
     x = jax.random.normal(keys[0], (ROWS, WIDTH))
-    losses, milliseconds = [], []
+    losses, milliseconds, ended = [], [], []
     for _ in range(steps):
         since = time.perf_counter()
         loss, weights, first, second = train(weights, first, second, x)
         losses.append(float(loss))
         jax.block_until_ready(weights)
         milliseconds.append((time.perf_counter() - since) * 1e3)
+        ended.append(time.time())
     print(f"{steps} steps, the loss fell: {losses[-1] < losses[0]}")
-    report(milliseconds=milliseconds, losses=losses, held=held())
+    report(milliseconds=milliseconds, ended=ended, losses=losses, held=held())
 
 
 main()

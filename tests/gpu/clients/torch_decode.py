@@ -4,6 +4,7 @@ torch_decode.py STEPS
 """
 
 import sys
+import time
 
 import torch
 
@@ -17,7 +18,7 @@ def main():
     torch.manual_seed(7)
     weights = [torch.empty(WIDTH, WIDTH, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(LAYERS)]
     first = torch.randn(ROWS, WIDTH, dtype=torch.bfloat16, device="cuda")
-    milliseconds = []
+    milliseconds, ended = [], []
     for number in range(steps):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
@@ -27,8 +28,9 @@ def main():
         end.record()
         torch.cuda.synchronize()
         milliseconds.append(begin.elapsed_time(end))
+        ended.append(time.time())
         print(f"step {number}: {x.view(torch.int16).sum(dtype=torch.int64).item()}", flush=True)
-    report(milliseconds=milliseconds, held=held())
+    report(milliseconds=milliseconds, ended=ended, held=held())
 
 
 main()

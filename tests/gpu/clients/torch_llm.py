@@ -30,7 +30,7 @@ def main():
     length = PROMPT + tokens
     cache = StaticCache(config=config, max_cache_len=length)
     prompt = torch.randint(0, 32000, (TEXTS, PROMPT), device="cuda")
-    prefill, decode, texts = [], [], []
+    prefill, decode, texts, ended = [], [], [], []
     # What is chosen by default for a cache adds up in another order each time.
     with torch.inference_mode(), sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
         for _ in range(rounds):
@@ -41,6 +41,7 @@ def main():
             word = answer.logits[:, -1].argmax(-1, keepdim=True)
             said = [word.tolist()]
             prefill.append((time.perf_counter() - since) * 1e3)
+            ended.append(time.time())
             for at in range(PROMPT, length - 1):
                 since = time.perf_counter()
                 answer = model(word, past_key_values=cache, cache_position=torch.tensor([at], device="cuda"))
@@ -51,7 +52,7 @@ def main():
     for text in texts:
         print(text)
     peak = torch.cuda.max_memory_allocated()
-    report(milliseconds=prefill, decode=decode, peak=peak, reserved=torch.cuda.max_memory_reserved(), held=held())
+    report(milliseconds=prefill, ended=ended, decode=decode, peak=peak, reserved=torch.cuda.max_memory_reserved(), held=held())
 
 
 main()

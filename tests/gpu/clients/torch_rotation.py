@@ -4,6 +4,7 @@ torch_rotation.py COUNT ROUNDS [graph]   graph: one round is a CUDA graph that i
 """
 
 import sys
+import time
 
 import torch
 
@@ -30,7 +31,7 @@ def main():
         with torch.cuda.graph(graph):
             turn()
         turn = graph.replay
-    milliseconds = []
+    milliseconds, ended = [], []
     for number in range(rounds):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
@@ -38,10 +39,11 @@ def main():
         end.record()
         torch.cuda.synchronize()
         milliseconds.append(begin.elapsed_time(end) / count)
+        ended.append(time.time())
         print(f"round {number}: {out.view(torch.int16).sum(dtype=torch.int64).item()}", flush=True)
     sums = [matrix.view(torch.int16).sum(dtype=torch.int64).item() for matrix in matrices]
     print(f"matrices: {sums}")
-    report(milliseconds=milliseconds, held=held())
+    report(milliseconds=milliseconds, ended=ended, held=held())
 
 
 main()
