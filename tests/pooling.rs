@@ -333,6 +333,18 @@ fn a_program_that_caches_is_told_once_and_then_served() {
     shim.succeeds().prints("allocate 150: 0\nallocate 150: 2\nallocate 150: 0\n");
 }
 
+/// NCCL and its like take the first OUT_OF_MEMORY for an error, and their job ends; what else the program asks for hears of it all the same.
+#[test]
+fn a_library_that_fails_when_it_is_refused_is_served() {
+    let caching = Build::library("caching", "c10_cuda").path();
+    let asked = |name| {
+        let run = Run::program("asks_by_library").arg(Build::library("asks", name).path());
+        run.sim(SMALL).env("GPUPOOL_RESERVE", "16MiB").shim().log().preload(caching.clone()).go()
+    };
+    asked("nccl").prints("block of 150 MiB: 0\nblock of 150 MiB: 0\nhandle of 150 MiB: 0\n");
+    asked("other").prints("block of 150 MiB: 0\nblock of 150 MiB: 2\nhandle of 150 MiB: 2\n");
+}
+
 #[test]
 fn freeing_the_cache_instead_keeps_everything_at_home() {
     let shim = steps("a:150 a:150 f:0 a:150 c:1").env("GPUPOOL_SOFT_OOM", "on").go();

@@ -188,6 +188,7 @@ SETS = {
         "growth": costs.growth,
         "growth-fresh": costs.fresh,
         "home": costs.home,
+        "home-for-others": costs.home_for_others,
         "launch-cost": costs.launches,
         "private-tables": costs.private_tables,
         "moves": costs.moves,

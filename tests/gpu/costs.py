@@ -231,20 +231,14 @@ def _goes_home(lab, program, settings, mib, used):
     again is believed to need its memory."""
     child = lab.start([program], None, settings)
 
-    def ask(line):
-        child.process.stdin.write(f"{line}\n")
-        child.process.stdin.flush()
-        if child.read_until("", 60).strip() != "done":
-            raise Failed(f"{child.title}: no answer to {line!r}")
-
-    ask("init")
+    _done(child, "init")
     # What the driver keeps of a first block for itself is there before.
-    ask("allocate 2")
+    _done(child, "allocate 2")
     before = used()
-    ask(f"allocate {mib}")
+    _done(child, f"allocate {mib}")
     held = used() - before
     since = time.monotonic()
-    ask("free")
+    _done(child, "free")
     call = time.monotonic() - since
     while used() > before + mib * MIB // 8 and time.monotonic() - since < 15:
         time.sleep(0.001)
@@ -253,6 +247,46 @@ def _goes_home(lab, program, settings, mib, used):
     if held < mib * MIB:
         raise Failed(f"{child.title}: NVML saw {held // MIB} MiB more, expected {mib}; is somebody else at work on this GPU?")
     return call, seconds
+
+
+def home_for_others(lab):
+    """What a program keeps for itself (GPUPOOL_IDLE=10min) is free for others as soon as its GPU is nearly full and they use it, too."""
+    gpu = lab.machine.gpus[0]
+    used = machine.watch(gpu)
+    if not used:
+        raise NotRun("NVML does not answer here")
+    program, block = building.program(lab, "home"), gpu.total // 12 // MIB
+    keeper = lab.start([program], None, {"IDLE": "10min"})
+    _done(keeper, "init")
+    for _ in range(5):
+        _done(keeper, f"allocate {block}")
+    _done(keeper, "free")
+    held = used()
+    time.sleep(3)
+    if used() < held - block * MIB // 2:
+        raise Failed(f"{keeper.title}: what it freed was gone by itself, so that this shows nothing")
+    other = lab.start([program])
+    _done(other, "init")
+    since = time.monotonic()
+    # A sixteenth is what a GPU has that is not nearly full.
+    _done(other, f"allocate {(gpu.total - used() - gpu.total // 32) // MIB}")
+    full = used()
+    while used() > full - block * MIB * 7 // 8 and time.monotonic() - since < 15:
+        time.sleep(0.01)
+    seconds, gone = time.monotonic() - since, (full - used()) // MIB
+    for child in (other, keeper):
+        child.finish(30).succeeded()
+    if gone < block * 7 // 8:
+        raise Failed(f"{keeper.title}: of {block} MiB that it had freed {gone} were free for others after {seconds:.1f} s")
+    return f"{gone} MiB that were kept freed were free for others {seconds:.2f} s after they began to take what the GPU had left"
+
+
+def _done(child, line):
+    """Has the program `home` do this."""
+    child.process.stdin.write(f"{line}\n")
+    child.process.stdin.flush()
+    if child.read_until("", 60).strip() != "done":
+        raise Failed(f"{child.title}: no answer to {line!r}")
 
 
 def log(lab):

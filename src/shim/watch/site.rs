@@ -103,6 +103,13 @@ pub fn caller(site: &Site) -> Option<&str> {
     site.native.iter().map(|frame| file_name(&frame.object)).find(|object| !object.starts_with("libcuda.so"))
 }
 
+/// The file name of the library or program whose call this is: as [`caller`], past the runtime where that is shared, and without a look at Python.
+pub fn library() -> Option<String> {
+    let _sheltered = cancel::shelter();
+    let mut objects = native().into_iter().map(|frame| file_name(&frame.object).to_owned());
+    objects.find(|object| !object.starts_with("libcuda.so") && !object.starts_with("libcudart"))
+}
+
 /// The runtime function (`cudaMalloc`, …) that the call came through, where a shared runtime shows it: the outermost of
 /// its names, which is the one that the program called.
 pub fn runtime_call(site: &Site) -> Option<&str> {

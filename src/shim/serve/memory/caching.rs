@@ -1,6 +1,7 @@
 //! Does this program keep freed memory in a cache of its own?
 
 use crate::process;
+use crate::watch::site;
 use gpupool_config::Switch;
 use std::ffi::{CStr, c_void};
 
@@ -8,10 +9,30 @@ use std::ffi::{CStr, c_void};
 /// again: PyTorch, CuPy, RMM. (XLA takes what is left in one piece and does not give back.)
 const CACHING: [&str; 4] = ["libc10_cuda", "cupy/cuda/memory.", "cupy/cuda/memory/", "librmm"];
 
-/// Whether this program returns a cache and tries again when it hears of OUT_OF_MEMORY: whom [`gpupool_pool::SoftRefusal`] is
-/// for.
+/// What the names of libraries begin with that ask for memory of their own beside a framework, and fail on OUT_OF_MEMORY: NCCL takes it for
+/// an unhandled error, and the job is over.
+const ASK_ONCE: [&str; 9] = [
+    "libnccl",
+    "libnvshmem",
+    "libcublas",
+    "libcudnn",
+    "libcufft",
+    "libcusolver",
+    "libcusparse",
+    "libcurand",
+    "libcutensor",
+];
+
+/// Whether who calls now returns a cache and tries again when it hears of OUT_OF_MEMORY: whom [`gpupool_pool::SoftRefusal`] is for.
 pub fn returns_its_cache() -> bool {
-    does(process::settings().soft_oom, || is_loaded(keeps_a_cache))
+    does(process::settings().soft_oom, || {
+        is_loaded(keeps_a_cache) && !site::library().is_some_and(|name| asks_once(&name))
+    })
+}
+
+/// Whether the library of this file name fails when its memory is refused.
+fn asks_once(name: &str) -> bool {
+    ASK_ONCE.iter().any(|start| name.starts_with(start))
 }
 
 /// What the setting says; the program's libraries are looked at only where it leaves that open.
@@ -92,6 +113,14 @@ mod tests {
             "/opt/gpupool/libgpupool.so",
         ];
         assert_eq!(caching(names), [""; 0]);
+    }
+
+    #[test]
+    fn libraries_that_fail_when_they_are_refused_are_known_by_their_files() {
+        let names = ["libnccl.so.2", "libcublasLt.so.13", "libcudnn_engines_precompiled.so.9", "libnvshmem_host.so.3"];
+        assert!(names.iter().all(|name| asks_once(name)));
+        let others = ["libc10_cuda.so", "libcudart.so.13", "libtorch_cuda.so", "python3.12", "librmm.so"];
+        assert!(!others.iter().any(|name| asks_once(name)));
     }
 
     #[test]
