@@ -1,6 +1,7 @@
 """Several programs on one machine: a borrower gives way to who starts on the GPU that it borrows from, and a GPU is emptied under a program."""
 
 import json
+import os
 import pathlib
 import time
 
@@ -15,8 +16,8 @@ TO_FILL, TO_CHECK = 60, 60
 TO_PEER, TO_HOST = 0.6, 3.0
 # GiB of a GPU that a borrower leaves: contexts and kernels of two programs, the reserve, and as much again for who comes.
 LEFT, RESERVE = 16, 6
-# GiB that are to give way. What is on the host afterwards is worked at at 3.4 GB/s before its program goes on.
-TO_A_PEER, ONTO_THE_HOST = 40, 12
+# GiB that are to give way. What is on the host afterwards is worked at at 3.4 GB/s before its program goes on, so it is little unless more is asked for.
+TO_A_PEER, ONTO_THE_HOST = 40, int(os.environ.get("GPU_CHECK_ONTO_HOST", "12"))
 # Of a program under gpupool that comes. It keeps no cache that it could return, as one with CuPy is taken to do.
 COMES = {"RESERVE": f"{RESERVE}GiB", "SOFT_OOM": "off"}
 

@@ -194,7 +194,7 @@ def training_host(lab):
     """The same with the host as the only other place, 1.2 times."""
     needs_modules("torch")
     settings = {"1.2 and host": {"LIMIT": f"0:{int(TRAINING['1.2'] * 1024)}MiB"}}
-    return _compared(lab, client("torch_large.py", 12), settings, {"1.2 and host": 2.2}, 120, alone(lab), _trained)
+    return _compared(lab, client("torch_large.py", 18), settings, {"1.2 and host": 2.2}, 120, alone(lab), _trained)
 
 
 def decoding(lab):
