@@ -248,7 +248,7 @@ def ranks(lab):
     rank its GPU is not idle, and nobody may wait for that."""
     needs_modules("torch")
     needs_two_gpus(lab)
-    settings, lines = {"LIMIT": "48MiB", "HOST_LIMIT": "2GiB", "MOVE": "stress", "LOG": "debug"}, []
+    settings, lines = {"LIMIT": "96MiB", "HOST_LIMIT": "2GiB", "MOVE": "stress", "LOG": "debug"}, []
     for script in ("ddp.py", "nccl_graph.py"):
         bare = lab.bare(rank_client(script), 120).succeeded()
         shim = lab.shim(rank_client(script), 120, settings).succeeded()
