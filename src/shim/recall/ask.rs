@@ -61,25 +61,27 @@ pub fn prepare() {
     }
 }
 
-/// Asks others for so much of this GPU; the bytes that they say they have freed.
-fn ask(home: u32, bytes: u64) -> u64 {
+/// Asks others for so much of this GPU, for an allocation that may have asked `since` some time already; the bytes that they say they have freed.
+fn ask(home: u32, bytes: u64, since: Option<Instant>) -> u64 {
     let _sheltered = cancel::shelter();
     // Others are found beside the page, which a process has from its first allocation on.
     bell::allocated();
-    try_to_ask(home, bytes, false).unwrap_or(0)
+    try_to_ask(home, bytes, since, false).unwrap_or(0)
 }
 
 /// Asks those that matter less for so much of a GPU that nobody works on, which this process only borrows from as they do; the bytes that they say they have
 /// freed. Of equals who came first keeps what it has.
 pub(super) fn ask_as_borrower(gpu: u32, bytes: u64) -> u64 {
-    try_to_ask(gpu, bytes, true).unwrap_or(0)
+    try_to_ask(gpu, bytes, None, true).unwrap_or(0)
 }
 
-/// `borrows`: this process does not work on that GPU.
-fn try_to_ask(home: u32, bytes: u64, borrows: bool) -> Option<u64> {
+/// `since`: when the allocation asked first, where it has before. `borrows`: this process does not work on that GPU.
+fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> Option<u64> {
     let begun = Instant::now();
     let wait = process::settings().recall_wait?;
-    let (until, latest) = (begun + wait, begun + LONGER * wait);
+    // It has been heard of memory that left where it asks once more.
+    let latest = since.unwrap_or(begun) + LONGER * wait;
+    let until = (begun + wait).min(latest);
     let folder = Folder::around(super::page()?).ok()?;
     // What the program makes itself is asked for before there is a pool.
     let driver = process::driver()?;
@@ -94,7 +96,9 @@ fn try_to_ask(home: u32, bytes: u64, borrows: bool) -> Option<u64> {
     // Beyond what it is guaranteed a program is not above all.
     let most = if is_guaranteed { guarantee.min(plan.limit(Place::Gpu(home))) } else { plan.limit(Place::Gpu(home)) };
     let room = most.saturating_sub(taken.saturating_add(bytes));
-    let mut ahead = GROWTH.lock().get_mut(&home).map_or(0, |(growth, answered)| growth.ahead(answered.elapsed(), room));
+    let grows = |(growth, answered): &mut (Growth, Instant)| growth.ahead(answered.elapsed(), room);
+    // Who asks again because others took what came free is not on its way to more.
+    let mut ahead = if since.is_some() { 0 } else { GROWTH.lock().get_mut(&home).map_or(0, grows) };
     let wanted = bytes.saturating_add(ahead);
     let priority = match live::priority() {
         _ if is_guaranteed => GUARANTEED,
