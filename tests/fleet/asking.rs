@@ -2,12 +2,13 @@
 
 use super::setup::{asked, held, is_whole, takes};
 use super::{MIB, Machine};
-use gpupool_events::Event;
+use gpupool_events::{Event, Reader};
 use gpupool_metrics::Snapshot;
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_wire::Socket;
 use gpupool_wire::control::{ROOM, Reply, Request};
 use harness::{Running, Traced, eventually, goes_on};
+use std::io::BufReader;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -67,6 +68,39 @@ fn two_that_ask_one_at_the_same_moment_have_all_that_it_had() {
         assert_eq!((held(&page, 1), page.levels.residence.on_host), (102 * MIB, 0), "{page:?}");
     }
     owners.into_iter().for_each(|owner| drop(is_whole(owner)));
+    is_whole(debtor);
+}
+
+/// No page says yet that it has any, and it answers between two steps only.
+#[test]
+fn who_asks_while_memory_comes_back_has_it() {
+    let machine = Machine::new("2x320MiB");
+    let mut next = machine.holder(machine.neighbour(1, 50), 2);
+    let first = machine.start(machine.neighbour(1, 50));
+    let mut debtor = machine.debtor(240);
+    let mut first = first;
+    takes(&mut first, 288);
+    machine.until(&debtor, "all of it elsewhere", |page| held(page, 1) == 0);
+    let settled = || {
+        let log = Reader::new(BufReader::new(std::fs::File::open(debtor.log()).unwrap()));
+        let of = |event| if let Event::HostSettle(event) = event { event.bytes } else { 0 };
+        let sum: u64 = log.map_while(Result::ok).map(|record| of(record.event)).sum();
+        (sum >= 200 * MIB).then_some(())
+    };
+    eventually("memory of the driver's on the host", settled);
+    debtor.ask("hold cuMemCreate");
+    first.signal(libc::SIGKILL);
+    drop(first);
+    eventually("memory on its way back", || (debtor.ask("stands") == "yes").then_some(()));
+    next.tell("take 290");
+    in_line(&machine, &debtor, 1);
+    // Longer than anybody is waited for of whom it is not known that it has any.
+    std::thread::sleep(Duration::from_millis(400));
+    debtor.ask("let");
+    next.hear().parse::<u64>().unwrap();
+    let page = machine.until(&next, "its memory", |page| page.levels.live_bytes == 292 * MIB);
+    assert_eq!((held(&page, 1), page.levels.residence.on_host), (292 * MIB, 0), "{page:?}");
+    is_whole(next);
     is_whole(debtor);
 }
 

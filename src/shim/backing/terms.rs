@@ -4,7 +4,7 @@
 use super::open;
 use super::plan::Plan;
 use crate::watch::context;
-use crate::{live, process};
+use crate::{bell, live, process};
 use gpupool_config::Devices;
 use gpupool_cuda::{Device, Driver};
 use gpupool_metrics::drains::{self, Uuid};
@@ -335,13 +335,26 @@ pub fn forget_free() {
 pub struct Bringing(());
 
 pub fn bring() -> Bringing {
-    BRINGING.fetch_add(1, Ordering::Relaxed);
+    if BRINGING.fetch_add(1, Ordering::Relaxed) == 0 {
+        tell_bringing();
+    }
     Bringing(())
 }
 
 impl Drop for Bringing {
     fn drop(&mut self) {
-        BRINGING.fetch_sub(1, Ordering::Relaxed);
+        if BRINGING.fetch_sub(1, Ordering::Relaxed) == 1 {
+            tell_bringing();
+        }
+    }
+}
+
+/// Others see no row of the page that tells of what comes back before it is there, and do not wait for whoever has nothing of what they lack.
+fn tell_bringing() {
+    static TELLING: Mutex<()> = Mutex::new(());
+    let _one = TELLING.lock();
+    if let Some(page) = bell::page() {
+        page.tell_returns(BRINGING.load(Ordering::Relaxed) > 0);
     }
 }
 

@@ -111,20 +111,20 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
     let (mut freed, mut asked, mut silent, mut busy) = (0, 0, 0, 0);
     while freed < bytes && !others.is_empty() && Instant::now() + MARGIN < until {
         let Round { asked: now, knows } = lending::next_round(&mut others, bytes - freed, std::mem::take(&mut ahead));
-        let until = if knows { until } else { until.min(Instant::now() + SHORT) };
-        let asks = Asks { folder: &folder, gpu, priority, until, wait, latest };
+        let first = if knows { until } else { until.min(Instant::now() + SHORT) };
+        let asks = Asks { folder: &folder, gpu, priority, first, until, wait, latest };
         for ((other, share), answer) in now.iter().zip(asks.all(&now)) {
             asked += 1;
-            match answer {
-                Answer::Freed(bytes) if bytes > 0 => {
+            match (answer, knows) {
+                (Answer::Freed(bytes), _) if bytes > 0 => {
                     freed += bytes;
                     if bytes >= *share {
                         others.push((other.clone(), 0));
                     }
                 }
                 // It may be asked again at once, and is no nearer to the end of its line then.
-                Answer::Busy => busy += 1,
-                Answer::None if knows => {
+                (Answer::Busy, _) => busy += 1,
+                (Answer::Silent, _) | (Answer::None, true) => {
                     silent += 1;
                     spare(other, None, LEFT_ALONE);
                 }
@@ -157,8 +157,9 @@ fn is_spared(other: &Neighbour, gpu: &Uuid) -> bool {
     let mut spared = SPARED.lock();
     spared.retain(|spared| spared.until > now);
     let is_other = |spared: &Spared| (spared.pid, spared.started) == (other.pid, other.started);
-    // Who had none may have some by now that had just been on its way there.
-    let is_as_it_was = |spared: &Spared| spared.gpu.is_none_or(|(of, held)| of == *gpu && other.held() <= held);
+    // Who had none may have some by now that had just been on its way there, or is.
+    let is_as_it_was =
+        |spared: &Spared| spared.gpu.is_none_or(|(of, held)| of == *gpu && other.held() <= held && !other.returns);
     spared.iter().any(|spared| is_other(spared) && is_as_it_was(spared))
 }
 
@@ -171,7 +172,9 @@ struct Asks<'a> {
     folder: &'a Folder,
     gpu: Uuid,
     priority: u32,
-    /// Nobody is waited for longer who says nothing, by this time or for so long after it last said something; and nobody at all by the other.
+    /// Nobody is waited for longer who says nothing, by this time or for so long after it last said something; and nobody at all by the last.
+    first: Instant,
+    /// By this time, to whom memory comes back meanwhile: it answers between two steps of that, and has what no page tells yet.
     until: Instant,
     wait: Duration,
     latest: Instant,
@@ -222,6 +225,8 @@ enum Answer {
     Freed(u64),
     /// It has said nothing in time, or will not answer.
     None,
+    /// The same of one that was waited for though it was not known to have any.
+    Silent,
     /// It was answering those who had come earlier.
     Busy,
 }
@@ -255,7 +260,7 @@ impl Asked<'_> {
 impl Asks<'_> {
     /// What each of these has freed of what it is asked for, all asked at once. Nobody is waited for because another one goes on.
     fn all(&self, others: &[(Neighbour, u64)]) -> Vec<Answer> {
-        let mut all: Vec<(Asked<'_>, Instant)> = others.iter().map(|_| (Asked::New, self.until)).collect();
+        let mut all: Vec<(Asked<'_>, Instant)> = others.iter().map(|_| (Asked::New, self.first)).collect();
         let mut rung = None;
         loop {
             let rings = rung.is_none_or(|rung: Instant| rung.elapsed() >= RING);
@@ -266,9 +271,16 @@ impl Asks<'_> {
                 if self.go_on(other, *bytes, asked, rings) {
                     *until = (*until).max(Instant::now() + self.wait).min(self.latest);
                 }
-                if Instant::now() >= *until {
+                let now = Instant::now();
+                if now >= *until && *until < self.until && other.returns(self.folder) {
+                    // By then its page is written, or it has answered.
+                    *until = (now + SHORT).min(self.until);
+                } else if now >= *until {
                     // Its turn is the next one's from here on.
-                    *asked = Asked::Over(asked.so_far());
+                    let was_waited_for = self.first < self.until && *until >= self.until;
+                    let so_far = asked.so_far();
+                    *asked =
+                        Asked::Over(if was_waited_for && so_far == Answer::None { Answer::Silent } else { so_far });
                 }
             }
             let under_way = all.iter().filter(|(asked, _)| !matches!(asked, Asked::Over(_)));
@@ -421,13 +433,15 @@ mod tests {
         let own = Identity::own().unwrap();
         std::fs::write(around.path().join("1-1.page"), vec![0; BYTES]).unwrap();
         let stake = Stake { priority: 1, lent: 0, own: 0 };
-        let other = Neighbour { pid: own.pid, started: own.started, page: "1-1.page".to_owned(), stake };
+        let page = "1-1.page".to_owned();
+        let other = Neighbour { pid: own.pid, started: own.started, page, stake, returns: false };
         // A third of it is what a busy machine may hold a thread up for.
         let (begun, wait) = (Instant::now(), Duration::from_secs(6));
         let asks = Asks {
             folder: &folder,
             gpu: [0; 16],
             priority: 1,
+            first: begun + wait,
             until: begun + wait,
             wait,
             latest: begun + LONGER * wait,
@@ -469,12 +483,13 @@ mod tests {
         let others = names.map(|name| {
             std::fs::write(around.path().join(format!("{name}.page")), vec![0; BYTES]).unwrap();
             let stake = Stake { priority: 1, lent: 0, own: 0 };
-            (Neighbour { pid: own.pid, started: own.started, page: format!("{name}.page"), stake }, 1)
+            let page = format!("{name}.page");
+            (Neighbour { pid: own.pid, started: own.started, page, stake, returns: false }, 1)
         });
         let begun = Instant::now();
         // Of neither it is known what it has.
         let (until, latest) = (begun + SOON, begun + 3 * LONG);
-        let asks = Asks { folder: &folder, gpu: [0; 16], priority: 1, until, wait: LONG, latest };
+        let asks = Asks { folder: &folder, gpu: [0; 16], priority: 1, first: until, until, wait: LONG, latest };
         let answers = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let none: [OwnedFd; 0] = [];

@@ -145,8 +145,9 @@ fn guard(gpu: u32) -> Duration {
     GUARDS.lock().get_mut(&gpu).map_or(lending::GUARD, |(came, guard)| guard.asked(came.elapsed()))
 }
 
-/// Has what was given come back where its time is over and there is room; how long nothing need be done.
-pub fn look() -> Option<Duration> {
+/// Has what was given come back where its time is over and there is room; how long nothing need be done. `publish` has the page tell what is so now: who lacks memory of a GPU asks those
+/// who have some by their pages.
+pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
     let mut again = terms::forget_given();
     // What left because a GPU was drained comes back by itself as well, as soon as that lends.
     for gpu in bring_home::waits_for_lenders() {
@@ -184,6 +185,8 @@ pub fn look() -> Option<Duration> {
                 let (came, guard) = guards.entry(gpu).or_insert((now, Guard::default()));
                 *came = now;
                 guard.came_back();
+                drop(guards);
+                publish();
             }
             // Each try may hold the program up. What there was no time for comes once the program has worked for as long as it stood still.
             let pause = if room > 0 && came == 0 {

@@ -6,8 +6,9 @@ use crate::serve::memory::idle::Part;
 use gpupool_lending::Stake;
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::{Entry, Folder};
-use gpupool_metrics::{Life, Snapshot, identify, now, read};
+use gpupool_metrics::{Life, Snapshot, identify, now, read, returns};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 
 /// Microseconds for which a page may say nothing of GPUs because it was made before the pool was: it is written once a second.
 const NEW: u64 = 3_000_000;
@@ -21,12 +22,19 @@ pub struct Neighbour {
     pub page: String,
     /// What it has of the GPU.
     pub stake: Stake,
+    /// Memory of its program comes back to GPUs at this moment.
+    pub returns: bool,
 }
 
 impl Neighbour {
     /// Bytes that it has of the GPU.
     pub fn held(&self) -> u64 {
         self.stake.own.saturating_add(self.stake.lent)
+    }
+
+    /// [`Neighbour::returns`], as of now.
+    pub fn returns(&self, folder: &Folder) -> bool {
+        folder.page_to_ring(OsStr::new(&self.page)).is_ok_and(|page| returns(&page))
     }
 }
 
@@ -71,7 +79,8 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
         // What it has come to have by now it says itself, and whether it matters less.
         let is_new = levels.gpus.rows.is_empty() && now().saturating_sub(told.process.created) < NEW;
         let Entry { pid, started, .. } = *entry;
-        return is_new.then(|| Neighbour { pid, started, page: entry.name.clone(), stake: Stake::default() });
+        let (page, stake, returns) = (entry.name.clone(), Stake::default(), told.returns);
+        return is_new.then_some(Neighbour { pid, started, page, stake, returns });
     };
     let ordinal = known.ordinal;
     let place = levels.places.rows.iter().find(|place| place.is_gpu() && place.number == ordinal);
@@ -87,5 +96,6 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
             lent,
             own: held.saturating_sub(lent),
         },
+        returns: told.returns,
     })
 }
