@@ -203,6 +203,23 @@ fn a_priority_that_is_changed_counts_from_then_on() {
     is_whole(second);
 }
 
+/// It does not matter less any more than who got it, for which it would be kept for ten seconds.
+#[test]
+fn who_comes_to_matter_more_has_what_it_gave_as_soon_as_it_asks() {
+    let machine = Machine::new("2x320MiB");
+    let mut low = machine.holder(machine.neighbour(0, 20), 240);
+    let mut high = machine.start(machine.neighbour(0, 80));
+    takes(&mut high, 160);
+    let before = machine.until(&low, "what is left", |page| held(page, 0) <= 160 * MIB && held(page, 1) >= 80 * MIB);
+    let (told, done) = machine.told(&format!("priority --json {} 95", low.pid()));
+    assert!(done && told["changes"][0]["new"] == "95", "{told}");
+    takes(&mut low, 60);
+    let page = machine.until(&low, "its memory", |page| page.levels.live_bytes == 300 * MIB);
+    assert!(held(&page, 0) >= held(&before, 0) + 60 * MIB && page.levels.residence.on_host == 0, "{page:?}");
+    assert!(gave(&is_whole(high)) >= 40 * MIB);
+    is_whole(low);
+}
+
 #[test]
 fn a_program_without_gpupool_gets_what_others_only_borrow() {
     let machine = Machine::new("2x320MiB");

@@ -167,6 +167,11 @@ fn spare(other: &Neighbour, gpu: Option<(Uuid, u64)>, time: Duration) {
     SPARED.lock().push(Spared { pid: other.pid, started: other.started, gpu, until: Instant::now() + time });
 }
 
+/// Who gave nothing may give something now.
+pub(super) fn ask_anew() {
+    SPARED.lock().retain(|spared| spared.gpu.is_none());
+}
+
 /// What is asked of whom it concerns.
 struct Asks<'a> {
     folder: &'a Folder,

@@ -51,6 +51,13 @@ pub fn snapshots(folder: &Folder) -> Vec<Snapshot> {
     folder.pages().iter().filter(|entry| entry.pid != own).filter_map(|entry| told(folder, entry)).collect()
 }
 
+/// What a process beside this one says now that it matters.
+pub fn priority_of(pid: u32) -> Option<u32> {
+    let folder = Folder::around(super::page()?).ok()?;
+    let entry = folder.pages().into_iter().find(|entry| entry.pid == pid)?;
+    u32::try_from(told(&folder, &entry)?.levels.priority).ok()
+}
+
 /// The numbers of those who have a context on a GPU, under gpupool or not, where NVML tells; in a container the host's.
 pub fn numbers(gpu: u32) -> Option<BTreeSet<u32>> {
     let known = open::plan_made()?.topology.gpus.iter().find(|known| known.ordinal == gpu)?;
