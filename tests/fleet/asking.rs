@@ -393,6 +393,10 @@ fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
     std::fs::remove_file(path).unwrap();
     let events = is_whole(other);
     assert_eq!(asked(&events).first().map(|(_, freed)| *freed), Some(20 * MIB + bytes), "{:?}", asked(&events));
+    // It was asked twice, and is one process.
+    let processes =
+        events.iter().find_map(|event| if let Event::RecallAsk(event) = event { Some(event.asked) } else { None });
+    assert_eq!(processes, Some(1), "{events:?}");
 }
 
 /// Longer than `GPUPOOL_RECALL_WAIT`, which is for those who are not heard.

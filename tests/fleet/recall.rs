@@ -84,8 +84,17 @@ fn who_takes_block_after_block_asks_for_more_at_a_time() {
     }
     let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 400 * MIB);
     assert_eq!((held(&page, 0), page.levels.residence.on_host), (400 * MIB, 0), "{page:?}");
-    is_whole(low);
-    let questions = asked(&is_whole(high));
+    let given = is_whole(low);
+    let events = is_whole(high);
+    // Both say the same of each question.
+    let given: Vec<u64> = given
+        .iter()
+        .filter_map(|event| if let Event::RecallGive(event) = event { Some(event.bytes) } else { None })
+        .collect();
+    let wanted =
+        |event: &Event| if let Event::RecallAsk(event) = event { Some(event.bytes + event.ahead) } else { None };
+    assert_eq!(events.iter().filter_map(wanted).collect::<Vec<_>>(), given);
+    let questions = asked(&events);
     // Each but the first few is for as much again as all before it; on a busy machine some of them come so late that they begin anew.
     assert!(questions.len() <= 15 && questions.iter().max() > questions.first(), "{questions:?}");
 }

@@ -18,7 +18,7 @@ use gpupool_wire::control::{GUARANTEED, ROOM, Reply, Request};
 use gpupool_wire::socket::wait;
 use gpupool_wire::{Keep, Socket};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -108,13 +108,17 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
     };
     let others = neighbours::on(&folder, &gpu).into_iter().filter(|other| !is_spared(other, &gpu));
     let mut others = lending::in_order(others.map(|other| (other.stake, other)), priority);
-    let (mut freed, mut asked, mut silent, mut busy) = (0, 0, 0, 0);
+    let (mut freed, mut silent, mut asked, mut busy) = (0, 0, BTreeSet::new(), BTreeSet::new());
+    let mut asked_ahead = 0;
     while freed < bytes && !others.is_empty() && Instant::now() + MARGIN < until {
         let Round { asked: now, knows } = lending::next_round(&mut others, bytes - freed, std::mem::take(&mut ahead));
+        if knows {
+            asked_ahead += now.iter().map(|(_, share)| share).sum::<u64>().saturating_sub(bytes - freed);
+        }
         let first = if knows { until } else { until.min(Instant::now() + SHORT) };
         let asks = Asks { folder: &folder, gpu, priority, first, until, wait, latest };
         for ((other, share), answer) in now.iter().zip(asks.all(&now)) {
-            asked += 1;
+            asked.insert(other.pid);
             match (answer, knows) {
                 (Answer::Freed(bytes), _) if bytes > 0 => {
                     freed += bytes;
@@ -123,7 +127,7 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
                     }
                 }
                 // It may be asked again at once, and is no nearer to the end of its line then.
-                (Answer::Busy, _) => busy += 1,
+                (Answer::Busy, _) => _ = busy.insert(other.pid),
                 (Answer::Silent, _) | (Answer::None, true) => {
                     silent += 1;
                     spare(other, None, LEFT_ALONE);
@@ -138,15 +142,23 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
         growth.got(freed.min(wanted));
         *answered = Instant::now();
     }
-    if asked > 0 {
+    if !asked.is_empty() {
         log::emit(|| {
             let microseconds = begun.elapsed().as_micros() as u64;
             let (size, got) = (format_size(bytes), format_size(freed));
+            let ahead =
+                if asked_ahead > 0 { format!(" and {} ahead", format_size(asked_ahead)) } else { String::new() };
+            let were = |count: usize| if count == 1 { "was" } else { "were" };
+            let (asked, busy) = (asked.len(), busy.len());
+            let processes = if asked == 1 { "process" } else { "processes" };
             let text = format!(
-                "{asked} other processes were asked for {size} of GPU {home}, and freed {got}; {silent} did not answer, and {busy} were answering \
-                 others all the time"
+                "{asked} other {processes} {} asked for {size}{ahead} of GPU {home}, and freed {got}; {silent} did not answer, and {busy} {} answering \
+                 others all the time",
+                were(asked),
+                were(busy)
             );
-            (RecallAsk { device: home, bytes, freed, asked, silent, microseconds }, text)
+            let asked = u32::try_from(asked).unwrap_or(u32::MAX);
+            (RecallAsk { device: home, bytes, ahead: asked_ahead, freed, asked, silent, microseconds }, text)
         });
     }
     Some(freed)
