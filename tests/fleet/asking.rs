@@ -39,6 +39,24 @@ fn who_does_not_answer_delays_nobody_for_long_and_loses_nothing() {
     assert_eq!(machine.files().iter().filter(|name| name.ends_with(".call")).count(), 0, "{:?}", machine.files());
 }
 
+/// Once: it may be stopped for hours, and whoever reads the log is to find why what it has is not asked for.
+#[test]
+fn who_is_stopped_is_told_to_be_left_out() {
+    let machine = Machine::new("2x320MiB");
+    let stopped = machine.holder(machine.neighbour(0, 10), 240);
+    stopped.signal(libc::SIGSTOP);
+    eventually("a stop", || gpupool_metrics::stat(stopped.pid()).filter(|stat| stat.state == b'T'));
+    let mut high = machine.start(machine.neighbour(0, 90));
+    takes(&mut high, 80);
+    takes(&mut high, 80);
+    let log = std::fs::read_to_string(high.log()).unwrap();
+    let told = format!("process {} is not asked for memory of GPU 0", stopped.pid());
+    assert_eq!(log.matches(&told).count(), 1, "{log}");
+    stopped.signal(libc::SIGCONT);
+    is_whole(high);
+    is_whole(stopped);
+}
+
 /// So many wait in the line of those who ask this program.
 #[track_caller]
 fn in_line(machine: &Machine, program: &Running, count: usize) {

@@ -106,7 +106,10 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
         own if borrows => own.checked_sub(1)?,
         own => own,
     };
-    let others = neighbours::on(&folder, &gpu).into_iter().filter(|other| !is_spared(other, &gpu));
+    let (halted, others): (Vec<Neighbour>, Vec<Neighbour>) =
+        neighbours::on(&folder, &gpu).into_iter().partition(|other| other.is_halted);
+    halted.iter().filter(|other| other.stake.gives(priority) > 0).for_each(|other| tell_left_out(other, home));
+    let others = others.into_iter().filter(|other| !is_spared(other, &gpu));
     let mut others = lending::in_order(others.map(|other| (other.stake, other)), priority);
     let (mut freed, mut silent, mut asked, mut busy) = (0, 0, BTreeSet::new(), BTreeSet::new());
     let mut asked_ahead = 0;
@@ -182,6 +185,21 @@ fn spare(other: &Neighbour, gpu: Option<(Uuid, u64)>, time: Duration) {
 /// Who gave nothing may give something now.
 pub(super) fn ask_anew() {
     SPARED.lock().retain(|spared| spared.gpu.is_none());
+}
+
+/// Who was told to be left out, by number and when it started.
+static TOLD: Mutex<BTreeSet<(u32, u64)>> = Mutex::new(BTreeSet::new());
+
+/// Says once of a process that it is not asked because it is stopped: it may be so for hours, and whoever looks for the reason finds that it has what others lack.
+fn tell_left_out(other: &Neighbour, gpu: u32) {
+    if TOLD.lock().insert((other.pid, other.started)) {
+        let (pid, has) = (other.pid, format_size(other.held()));
+        tracing::info!(
+            target: "gpupool::memory", about = "recall.stopped", device = gpu, process = pid,
+            "process {pid} is not asked for memory of GPU {gpu}, of which it has {has} and this one lacks some: it is stopped (SIGSTOP, a debugger or a paused container) and gives \
+             nothing before it goes on (said once)"
+        );
+    }
 }
 
 /// What is asked of whom it concerns.
@@ -450,8 +468,14 @@ mod tests {
         let own = Identity::own().unwrap();
         std::fs::write(around.path().join("1-1.page"), vec![0; BYTES]).unwrap();
         let stake = Stake { priority: 1, lent: 0, own: 0 };
-        let page = "1-1.page".to_owned();
-        let other = Neighbour { pid: own.pid, started: own.started, page, stake, returns: false };
+        let other = Neighbour {
+            pid: own.pid,
+            started: own.started,
+            page: "1-1.page".to_owned(),
+            stake,
+            returns: false,
+            is_halted: false,
+        };
         // A third of it is what a busy machine may hold a thread up for.
         let (begun, wait) = (Instant::now(), Duration::from_secs(6));
         let asks = Asks {
@@ -501,7 +525,7 @@ mod tests {
             std::fs::write(around.path().join(format!("{name}.page")), vec![0; BYTES]).unwrap();
             let stake = Stake { priority: 1, lent: 0, own: 0 };
             let page = format!("{name}.page");
-            (Neighbour { pid: own.pid, started: own.started, page, stake, returns: false }, 1)
+            (Neighbour { pid: own.pid, started: own.started, page, stake, returns: false, is_halted: false }, 1)
         });
         let begun = Instant::now();
         // Of neither it is known what it has.

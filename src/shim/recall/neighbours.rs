@@ -24,6 +24,8 @@ pub struct Neighbour {
     pub stake: Stake,
     /// Memory of its program comes back to GPUs at this moment.
     pub returns: bool,
+    /// It answers nobody before somebody lets it go on.
+    pub is_halted: bool,
 }
 
 impl Neighbour {
@@ -38,11 +40,15 @@ impl Neighbour {
     }
 }
 
-/// The processes beside this one that run and whose pool has this GPU as a place. A page is up to a second old.
+/// The processes beside this one that run, or are stopped, and whose pool has this GPU as a place. A page is up to a second old.
 pub fn on(folder: &Folder, gpu: &Uuid) -> Vec<Neighbour> {
     let own = std::process::id();
     let others = folder.pages().into_iter().filter(|entry| entry.pid != own);
-    others.filter_map(|entry| neighbour(&entry, &told(folder, &entry)?, gpu)).collect()
+    let of = |entry: Entry| {
+        let (told, is_halted) = told_of_any(folder, &entry)?;
+        Some(Neighbour { is_halted, ..neighbour(&entry, &told, gpu)? })
+    };
+    others.filter_map(of).collect()
 }
 
 /// What the pages say of all processes beside this one that run.
@@ -55,7 +61,7 @@ pub fn snapshots(folder: &Folder) -> Vec<Snapshot> {
 pub fn priority_of(pid: u32) -> Option<u32> {
     let folder = Folder::around(super::page()?).ok()?;
     let entry = folder.pages().into_iter().find(|entry| entry.pid == pid)?;
-    u32::try_from(told(&folder, &entry)?.levels.priority).ok()
+    u32::try_from(told_of_any(&folder, &entry)?.0.levels.priority).ok()
 }
 
 /// The numbers of those who have a context on a GPU, under gpupool or not, where NVML tells; in a container the host's.
@@ -72,12 +78,19 @@ pub fn all(folder: &Folder) -> Vec<u32> {
 }
 
 fn told(folder: &Folder, entry: &Entry) -> Option<Snapshot> {
+    told_of_any(folder, entry).filter(|(_, is_halted)| !is_halted).map(|(told, _)| told)
+}
+
+/// Also of one that is stopped, and whether it is.
+fn told_of_any(folder: &Folder, entry: &Entry) -> Option<(Snapshot, bool)> {
     let file = folder.page(entry).ok()?;
     let identity = identify(&file).ok()?;
-    if identity.pid != entry.pid || identity.life() != Life::Running {
+    let life = identity.life();
+    if identity.pid != entry.pid || !(life == Life::Running || life.is_halted()) {
         return None;
     }
-    read(&file).ok().filter(|told| !told.ended)
+    let told = read(&file).ok().filter(|told| !told.ended)?;
+    Some((told, life.is_halted()))
 }
 
 fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
@@ -87,7 +100,7 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
         let is_new = levels.gpus.rows.is_empty() && now().saturating_sub(told.process.created) < NEW;
         let Entry { pid, started, .. } = *entry;
         let (page, stake, returns) = (entry.name.clone(), Stake::default(), told.returns);
-        return is_new.then_some(Neighbour { pid, started, page, stake, returns });
+        return is_new.then_some(Neighbour { pid, started, page, stake, returns, is_halted: false });
     };
     let ordinal = known.ordinal;
     let place = levels.places.rows.iter().find(|place| place.is_gpu() && place.number == ordinal);
@@ -104,5 +117,6 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
             own: held.saturating_sub(lent),
         },
         returns: told.returns,
+        is_halted: false,
     })
 }
