@@ -297,21 +297,38 @@ fn split_at_column(chars: impl Iterator<Item = char>, room: usize) -> (Vec<char>
     taken
 }
 
-/// `parts` behind `label`, in lines of at most `width` columns that are broken between parts alone, so that a number stays whole.
+/// `parts` behind `label`, in lines of at most `width` columns that are broken between parts; one that is longer than a line is broken at spaces as well, but for those behind a number.
 pub fn list(label: &str, parts: &[String], width: usize) -> Vec<String> {
     let mut lines = vec![label.to_owned()];
+    let room = width.saturating_sub(columns(label));
     for (number, part) in parts.iter().enumerate() {
         let part = if number + 1 < parts.len() { format!("{part},") } else { part.clone() };
-        match lines.last_mut() {
-            Some(line) if line == label => line.push_str(&part),
-            Some(line) if columns(line) + 1 + columns(&part) <= width => {
-                line.push(' ');
-                line.push_str(&part);
+        let pieces = if columns(&part) <= room { vec![part] } else { pieces(&part) };
+        for piece in pieces {
+            match lines.last_mut() {
+                Some(line) if line == label => line.push_str(&piece),
+                Some(line) if columns(line) + 1 + columns(&piece) <= width => {
+                    line.push(' ');
+                    line.push_str(&piece);
+                }
+                _ => lines.push(format!("{:1$}{piece}", "", columns(label))),
             }
-            _ => lines.push(format!("{:1$}{part}", "", columns(label))),
         }
     }
     lines
+}
+
+/// The words of a part, each number with what it counts.
+fn pieces(part: &str) -> Vec<String> {
+    let is_number = |piece: &String| piece.starts_with(|first: char| first.is_ascii_digit()) && !piece.contains(' ');
+    let mut all: Vec<String> = Vec::new();
+    for word in part.split_whitespace() {
+        match all.last_mut() {
+            Some(last) if is_number(last) => *last = format!("{last} {word}"),
+            _ => all.push(word.to_owned()),
+        }
+    }
+    all
 }
 
 /// `text` in lines of at most `width` columns, broken at spaces; a word that is longer is shortened.
@@ -384,8 +401,14 @@ mod tests {
     fn a_list_is_broken_between_its_parts() {
         let parts = ["gpu0 120.0 MiB", "gpu1 80.0 MiB", "host0 40.0 MiB"].map(str::to_owned);
         assert_eq!(list("far: ", &parts, 36), ["far: gpu0 120.0 MiB, gpu1 80.0 MiB,", "     host0 40.0 MiB"]);
-        assert_eq!(list("", &parts[..1], 4), ["gpu0 120.0 MiB"]);
-        assert_eq!(list("nothing", &[], 40), ["nothing"]);
+        assert_eq!(list("", &parts[..1], 4), ["gpu0", "120.0 MiB"]);
+        let lent = "56.0 MiB of gpu1 to process 14931 (the same that process 14935 lends)".to_owned();
+        let lines = [
+            "lends: 56.0 MiB of gpu1 to process 14931 (the",
+            "       same that process 14935 lends),",
+            "       gpu0 120.0 MiB",
+        ];
+        assert_eq!(list("lends: ", &[lent, parts[0].clone()], 48), lines);
     }
 
     #[test]

@@ -470,9 +470,12 @@ events! {
         device: u32,
         /// Bytes that were lacking.
         bytes: u64,
+        /// Bytes that were asked for beside those, because it asked for more and more.
+        #[serde(default)]
+        ahead: u64,
         /// Bytes that they say they freed.
         freed: u64,
-        /// How many were asked.
+        /// How many processes were asked, each counted once.
         asked: u32,
         /// How many of these had not answered in time.
         silent: u32,

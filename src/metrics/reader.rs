@@ -135,6 +135,7 @@ pub fn read(source: &(impl Source + ?Sized)) -> std::result::Result<Snapshot, Un
         process: Process::from(&*header),
         ended: *part::<u64>(source, layout::STATE)? != layout::RUNNING,
         took: Took::of_word(*part::<u64>(source, layout::TOOK)?),
+        returns: returns(source),
         counters,
         levels: (&*group::<layout::Levels>(source)?).into(),
         contexts: (&*group::<layout::Contexts>(source)?).into(),
@@ -142,6 +143,11 @@ pub fn read(source: &(impl Source + ?Sized)) -> std::result::Result<Snapshot, Un
         findings: (&*group::<layout::Findings>(source)?).into(),
         labels: (&*group::<layout::Labels>(source)?).into(),
     })
+}
+
+/// [`Snapshot::returns`] alone, of a page of this version. `false` where it cannot be read.
+pub fn returns(source: &(impl Source + ?Sized)) -> bool {
+    part::<u64>(source, layout::RETURNS).is_ok_and(|word| *word != 0)
 }
 
 fn part<T: FromBytes + IntoBytes>(source: &(impl Source + ?Sized), at: usize) -> Result<Box<T>> {

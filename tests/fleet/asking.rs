@@ -2,13 +2,15 @@
 
 use super::setup::{asked, held, is_whole, takes};
 use super::{MIB, Machine};
-use gpupool_events::Event;
+use gpupool_events::{Event, Reader};
 use gpupool_metrics::Snapshot;
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_wire::Socket;
 use gpupool_wire::control::{ROOM, Reply, Request};
 use harness::{Running, Traced, eventually, goes_on};
+use std::io::BufReader;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -35,6 +37,89 @@ fn who_does_not_answer_delays_nobody_for_long_and_loses_nothing() {
         is_whole(program);
     }
     assert_eq!(machine.files().iter().filter(|name| name.ends_with(".call")).count(), 0, "{:?}", machine.files());
+}
+
+/// Once: it may be stopped for hours, and whoever reads the log is to find why what it has is not asked for.
+#[test]
+fn who_is_stopped_is_told_to_be_left_out() {
+    let machine = Machine::new("2x320MiB");
+    let stopped = machine.holder(machine.neighbour(0, 10), 240);
+    stopped.signal(libc::SIGSTOP);
+    eventually("a stop", || gpupool_metrics::stat(stopped.pid()).filter(|stat| stat.state == b'T'));
+    let mut high = machine.start(machine.neighbour(0, 90));
+    takes(&mut high, 80);
+    takes(&mut high, 80);
+    let log = std::fs::read_to_string(high.log()).unwrap();
+    let told = format!("process {} is not asked for memory of GPU 0", stopped.pid());
+    assert_eq!(log.matches(&told).count(), 1, "{log}");
+    stopped.signal(libc::SIGCONT);
+    is_whole(high);
+    is_whole(stopped);
+}
+
+/// So many wait in the line of those who ask this program.
+#[track_caller]
+fn in_line(machine: &Machine, program: &Running, count: usize) {
+    let name = |name: &String| name.starts_with(&format!("{}-", program.pid())) && name.ends_with(".page");
+    let page = machine.folder.path().join("gpupool").join(machine.files().into_iter().find(name).unwrap());
+    let page = format!(":{} ", std::os::unix::fs::MetadataExt::ino(&page.metadata().unwrap()));
+    eventually("places in the line", || {
+        let locks = std::fs::read_to_string("/proc/locks").unwrap();
+        let places = locks.lines().filter(|line| line.contains("OFDLCK") && line.contains(&page)).count();
+        (places >= count).then_some(())
+    });
+}
+
+/// Each has seen the same free memory, and asks for what it lacks beside that.
+#[test]
+fn two_that_ask_one_at_the_same_moment_have_all_that_it_had() {
+    let machine = Machine::new("2x320MiB");
+    let mut owners = [0, 1].map(|_| machine.holder(machine.neighbour(1, 50), 2));
+    let debtor = machine.debtor(240);
+    let agent = super::upset::agent(&debtor);
+    owners.iter_mut().for_each(|owner| owner.tell("take 100"));
+    in_line(&machine, &debtor, 2);
+    drop(agent);
+    for owner in &mut owners {
+        owner.hear().parse::<u64>().unwrap();
+        let page = machine.until(owner, "its memory", |page| page.levels.live_bytes == 102 * MIB);
+        assert_eq!((held(&page, 1), page.levels.residence.on_host), (102 * MIB, 0), "{page:?}");
+    }
+    owners.into_iter().for_each(|owner| drop(is_whole(owner)));
+    is_whole(debtor);
+}
+
+/// No page says yet that it has any, and it answers between two steps only.
+#[test]
+fn who_asks_while_memory_comes_back_has_it() {
+    let machine = Machine::new("2x320MiB");
+    let mut next = machine.holder(machine.neighbour(1, 50), 2);
+    let first = machine.start(machine.neighbour(1, 50));
+    let mut debtor = machine.debtor(240);
+    let mut first = first;
+    takes(&mut first, 288);
+    machine.until(&debtor, "all of it elsewhere", |page| held(page, 1) == 0);
+    let settled = || {
+        let log = Reader::new(BufReader::new(std::fs::File::open(debtor.log()).unwrap()));
+        let of = |event| if let Event::HostSettle(event) = event { event.bytes } else { 0 };
+        let sum: u64 = log.map_while(Result::ok).map(|record| of(record.event)).sum();
+        (sum >= 200 * MIB).then_some(())
+    };
+    eventually("memory of the driver's on the host", settled);
+    debtor.ask("hold cuMemCreate");
+    first.signal(libc::SIGKILL);
+    drop(first);
+    eventually("memory on its way back", || (debtor.ask("stands") == "yes").then_some(()));
+    next.tell("take 290");
+    in_line(&machine, &debtor, 1);
+    // Longer than anybody is waited for of whom it is not known that it has any.
+    std::thread::sleep(Duration::from_millis(400));
+    debtor.ask("let");
+    next.hear().parse::<u64>().unwrap();
+    let page = machine.until(&next, "its memory", |page| page.levels.live_bytes == 292 * MIB);
+    assert_eq!((held(&page, 1), page.levels.residence.on_host), (292 * MIB, 0), "{page:?}");
+    is_whole(next);
+    is_whole(debtor);
 }
 
 #[test]
@@ -112,10 +197,32 @@ fn a_process_that_lies_about_what_it_freed_is_not_believed() {
     };
     assert!(bytes >= 80 * MIB, "{bytes}");
     let none: [OwnedFd; 0] = [];
-    let lie = Reply::Done { moved: 1 << 40, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 };
-    socket.send(&lie.encode(), &none).unwrap();
-    // It has asked the driver, and lies elsewhere in part.
-    other.ask("check").parse::<u64>().unwrap();
+    socket.send(&done(1 << 40), &none).unwrap();
+    // The driver is asked, and after that it once more, since another one may have taken what came free; not for good.
+    let is_over = AtomicBool::new(false);
+    let lies = std::thread::scope(|scope| {
+        let lies = scope.spawn(|| {
+            let mut lies = 1;
+            while !is_over.load(Ordering::Acquire) {
+                let Ok(socket) = Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name) else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                let mut buffer = [0; ROOM];
+                // The door of the question before may be there still.
+                if socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).is_ok_and(|it| it.bytes > 0)
+                {
+                    lies += 1;
+                    socket.send(&done(1 << 40), &none).unwrap();
+                }
+            }
+            lies
+        });
+        other.hear().parse::<u64>().unwrap();
+        is_over.store(true, Ordering::Release);
+        lies.join().unwrap()
+    });
+    assert!((2..=16).contains(&lies), "{lies}");
     assert_eq!(other.ask("check"), "0");
     machine.until(&other, "memory elsewhere", |page| held(page, 1) + page.levels.residence.on_host >= 80 * MIB);
     // Nor does nonsense do harm.
@@ -125,9 +232,9 @@ fn a_process_that_lies_about_what_it_freed_is_not_believed() {
     socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).unwrap();
     socket.send(&[0xff; 300], &none).unwrap();
     drop(socket);
+    other.hear().parse::<u64>().unwrap();
     assert_eq!(other.ask("check"), "0");
     std::fs::remove_file(path).unwrap();
-    let _ = other.ask("check");
     let (status, _folder) = other.end();
     assert!(status.success(), "{status}");
     is_whole(holder);
@@ -304,6 +411,10 @@ fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
     std::fs::remove_file(path).unwrap();
     let events = is_whole(other);
     assert_eq!(asked(&events).first().map(|(_, freed)| *freed), Some(20 * MIB + bytes), "{:?}", asked(&events));
+    // It was asked twice, and is one process.
+    let processes =
+        events.iter().find_map(|event| if let Event::RecallAsk(event) = event { Some(event.asked) } else { None });
+    assert_eq!(processes, Some(1), "{events:?}");
 }
 
 /// Longer than `GPUPOOL_RECALL_WAIT`, which is for those who are not heard.

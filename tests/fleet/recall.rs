@@ -84,8 +84,17 @@ fn who_takes_block_after_block_asks_for_more_at_a_time() {
     }
     let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 400 * MIB);
     assert_eq!((held(&page, 0), page.levels.residence.on_host), (400 * MIB, 0), "{page:?}");
-    is_whole(low);
-    let questions = asked(&is_whole(high));
+    let given = is_whole(low);
+    let events = is_whole(high);
+    // Both say the same of each question.
+    let given: Vec<u64> = given
+        .iter()
+        .filter_map(|event| if let Event::RecallGive(event) = event { Some(event.bytes) } else { None })
+        .collect();
+    let wanted =
+        |event: &Event| if let Event::RecallAsk(event) = event { Some(event.bytes + event.ahead) } else { None };
+    assert_eq!(events.iter().filter_map(wanted).collect::<Vec<_>>(), given);
+    let questions = asked(&events);
     // Each but the first few is for as much again as all before it; on a busy machine some of them come so late that they begin anew.
     assert!(questions.len() <= 15 && questions.iter().max() > questions.first(), "{questions:?}");
 }
@@ -201,6 +210,23 @@ fn a_priority_that_is_changed_counts_from_then_on() {
     machine.until(&first, "what is left", |page| held(page, 0) < 200 * MIB);
     is_whole(first);
     is_whole(second);
+}
+
+/// It does not matter less any more than who got it, for which it would be kept for ten seconds.
+#[test]
+fn who_comes_to_matter_more_has_what_it_gave_as_soon_as_it_asks() {
+    let machine = Machine::new("2x320MiB");
+    let mut low = machine.holder(machine.neighbour(0, 20), 240);
+    let mut high = machine.start(machine.neighbour(0, 80));
+    takes(&mut high, 160);
+    let before = machine.until(&low, "what is left", |page| held(page, 0) <= 160 * MIB && held(page, 1) >= 80 * MIB);
+    let (told, done) = machine.told(&format!("priority --json {} 95", low.pid()));
+    assert!(done && told["changes"][0]["new"] == "95", "{told}");
+    takes(&mut low, 60);
+    let page = machine.until(&low, "its memory", |page| page.levels.live_bytes == 300 * MIB);
+    assert!(held(&page, 0) >= held(&before, 0) + 60 * MIB && page.levels.residence.on_host == 0, "{page:?}");
+    assert!(gave(&is_whole(high)) >= 40 * MIB);
+    is_whole(low);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use gpupool_metrics::{
     BYTES, Context, Counter, Finding, Gpu, Identity, Label, Levels, Loan, Page, Pinned, Place, Process, Residence,
-    Site, Snapshot, Table, Took, Unreadable, VERSION, identify, read,
+    Site, Snapshot, Table, Took, Unreadable, VERSION, identify, read, returns,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -144,6 +144,7 @@ prop_compose! {
             process: process(),
             ended: false,
             took: Took::default(),
+        returns: false,
             counters,
             levels,
             contexts: contexts.into(),
@@ -221,6 +222,7 @@ fn empty() -> Snapshot {
         process: process(),
         ended: false,
         took: Took::default(),
+        returns: false,
         counters: [0; Counter::ALL.len()],
         levels: Levels::default(),
         contexts: Table::default(),
@@ -269,6 +271,17 @@ fn whether_it_takes_memory_is_told_beside_the_rest() {
     assert!(!took(0).is_since(0));
     assert_eq!(took(7 << 1 | 1), Took { is_taking: true, last: 7 });
     assert!(took(7 << 1 | 1).is_since(9) && took(7 << 1).is_since(7) && !took(7 << 1).is_since(8));
+}
+
+/// As well.
+#[test]
+fn whether_memory_comes_back_is_told_beside_the_rest() {
+    let memory = memory();
+    let _ = begin(&memory);
+    for word in [0, 1, 0] {
+        memory[528 / 8].store(word, Ordering::Relaxed);
+        assert_eq!((read(&memory[..]).unwrap().returns, returns(&memory[..])), (word != 0, word != 0));
+    }
 }
 
 #[test]

@@ -275,7 +275,7 @@ fn run(signals: &libc::sigset_t) {
             kernels::learn_for_lenders();
             None
         });
-        let given = catch_unwind(recall::give::look).unwrap_or(None);
+        let given = catch_unwind(AssertUnwindSafe(|| recall::give::look(&mut || agent.look_at_once()))).unwrap_or(None);
         // What it meets that panics, it meets again.
         siblings = siblings && catch_unwind(recall::siblings::look).is_ok();
         let lent = looks(&mut idle, |()| recall::idle::look());

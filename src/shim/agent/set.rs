@@ -4,6 +4,7 @@
 //! since (the mode, who serves small requests, what contexts are made with) cannot be changed, and that is said.
 
 use crate::backing::{open, terms};
+use crate::recall;
 use crate::serve::memory::idle;
 use crate::suspend::bring_home;
 use crate::suspend::vacate::{self, Rest, Vacated, Which};
@@ -56,6 +57,7 @@ const ROWS: [Row; 6] = [
         check: |_| Ok(()),
         change: |settings, _| {
             live::set_priority(settings.priority);
+            recall::priority_has_changed();
             String::new()
         },
     },

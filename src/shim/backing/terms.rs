@@ -4,7 +4,7 @@
 use super::open;
 use super::plan::Plan;
 use crate::watch::context;
-use crate::{live, process};
+use crate::{bell, live, process};
 use gpupool_config::Devices;
 use gpupool_cuda::{Device, Driver};
 use gpupool_metrics::drains::{self, Uuid};
@@ -29,8 +29,8 @@ struct Given {
     most: Option<u64>,
     /// When that ends.
     until: Instant,
-    /// Who may not have taken all of it yet.
-    whom: Vec<Whom>,
+    /// Who may not have taken all of it yet, with the priority that each asked with; `None`: nothing that this program comes to matter is above it.
+    whom: Vec<(Whom, Option<u32>)>,
 }
 
 /// Who was given memory.
@@ -54,6 +54,15 @@ impl Whom {
             Self::Unknown => true,
         }
     }
+
+    /// Whether it matters less than a program of priority `own`, by what it says now (`told`), or said when it asked.
+    fn is_below(&self, own: u32, asked: Option<u32>, told: &dyn Fn(u32) -> Option<u32>) -> bool {
+        let now = match *self {
+            Self::Process(pid, _) => asked.map(|asked| told(pid).unwrap_or(asked)),
+            Self::Unknown => asked,
+        };
+        now.is_some_and(|now| now < own)
+    }
 }
 
 /// GPUs of which somebody else was given memory.
@@ -62,16 +71,16 @@ static GIVEN: Mutex<BTreeMap<u32, Given>> = Mutex::new(BTreeMap::new());
 const LIVE: Duration = Duration::from_millis(250);
 
 /// No more than so much is to be on this GPU until then, or nothing new for others (`None`): somebody else (`pid`, if that is one process) was given the
-/// rest, and is not to lose it at once. Once all of these have ended that is kept for nobody.
-pub fn keep_below(ordinal: u32, bytes: Option<u64>, until: Instant, pid: Option<u32>) {
+/// rest, and is not to lose it at once. Once all of these have ended that is kept for nobody, and for none of them that comes to matter less than this program, where that
+/// is why it was given (`priority`: what it asked with).
+pub fn keep_below(ordinal: u32, bytes: Option<u64>, until: Instant, pid: Option<u32>, priority: Option<u32>) {
     let mut given = GIVEN.lock();
     let Given { most, until: before, whom } =
         given.entry(ordinal).or_insert(Given { most: bytes, until, whom: Vec::new() });
     (*most, *before) = (bytes, until);
-    let pid = Whom::of(pid);
-    if !whom.contains(&pid) {
-        whom.push(pid);
-    }
+    let one = Whom::of(pid);
+    whom.retain(|(other, _)| *other != one);
+    whom.push((one, priority));
     drop(given);
     heed();
 }
@@ -88,12 +97,13 @@ pub fn is_kept_below(ordinal: u32) -> bool {
     GIVEN.lock().contains_key(&ordinal)
 }
 
-/// Has that end where its time is over, or for nobody any more; how long until that is to be looked at next.
-pub fn forget_given() -> Option<Duration> {
-    let now = Instant::now();
+/// Has that end where its time is over, or for nobody any more; how long until that is to be looked at next. `told`: what a process says that it matters.
+pub fn forget_given(told: &dyn Fn(u32) -> Option<u32>) -> Option<Duration> {
+    let (now, own) = (Instant::now(), live::priority());
     let mut given = GIVEN.lock();
     let before = given.len();
-    given.retain(|_, given| given.until > now && given.whom.iter().any(Whom::lives));
+    let has_it = |(one, asked): &(Whom, Option<u32>)| one.lives() && !one.is_below(own, *asked, told);
+    given.retain(|_, given| given.until > now && given.whom.iter().any(has_it));
     let (left, changed) = (given.values().map(|given| (given.until - now).min(LIVE)).min(), given.len() < before);
     drop(given);
     if changed {
@@ -335,13 +345,26 @@ pub fn forget_free() {
 pub struct Bringing(());
 
 pub fn bring() -> Bringing {
-    BRINGING.fetch_add(1, Ordering::Relaxed);
+    if BRINGING.fetch_add(1, Ordering::Relaxed) == 0 {
+        tell_bringing();
+    }
     Bringing(())
 }
 
 impl Drop for Bringing {
     fn drop(&mut self) {
-        BRINGING.fetch_sub(1, Ordering::Relaxed);
+        if BRINGING.fetch_sub(1, Ordering::Relaxed) == 1 {
+            tell_bringing();
+        }
+    }
+}
+
+/// Others see no row of the page that tells of what comes back before it is there, and do not wait for whoever has nothing of what they lack.
+fn tell_bringing() {
+    static TELLING: Mutex<()> = Mutex::new(());
+    let _one = TELLING.lock();
+    if let Some(page) = bell::page() {
+        page.tell_returns(BRINGING.load(Ordering::Relaxed) > 0);
     }
 }
 
@@ -543,22 +566,32 @@ mod tests {
     #[test]
     fn what_is_kept_for_somebody_is_kept_until_the_last_of_them_has_ended() {
         const GPU: u32 = 77;
-        let keep = |pid, seconds| keep_below(GPU, Some(0), Instant::now() + Duration::from_secs(seconds), pid);
+        let keep = |pid, seconds| keep_below(GPU, Some(0), Instant::now() + Duration::from_secs(seconds), pid, None);
         let mut children = [0, 1].map(|_| Command::new("cat").stdin(Stdio::piped()).spawn().unwrap());
         children.iter().for_each(|child| keep(Some(child.id()), 3600));
         for child in &mut children {
-            assert_eq!(forget_given(), Some(LIVE));
+            assert_eq!(forget_given(&|_| None), Some(LIVE));
             assert!(is_kept_below(GPU));
             drop(child.stdin.take());
             child.wait().unwrap();
         }
-        assert_eq!(forget_given(), None);
+        assert_eq!(forget_given(&|_| None), None);
         assert!(!is_kept_below(GPU));
         // Of somebody who is not known nobody hears that he has ended.
         keep(None, 3600);
-        assert_eq!(forget_given(), Some(LIVE));
+        assert_eq!(forget_given(&|_| None), Some(LIVE));
         assert!(is_kept_below(GPU));
         keep(None, 0);
-        assert_eq!(forget_given(), None);
+        assert_eq!(forget_given(&|_| None), None);
+    }
+
+    #[test]
+    fn nothing_is_kept_for_who_has_come_to_matter_less() {
+        let one = Whom::Process(1, 1);
+        assert!(one.is_below(51, Some(50), &|_| None) && !one.is_below(50, Some(50), &|_| None));
+        // What it says now counts.
+        assert!(one.is_below(50, Some(80), &|_| Some(49)) && !one.is_below(50, Some(20), &|_| Some(90)));
+        // What was given for another reason than that is.
+        assert!(!one.is_below(100, None, &|_| Some(0)) && !Whom::Unknown.is_below(100, None, &|_| Some(0)));
     }
 }

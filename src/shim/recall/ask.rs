@@ -18,7 +18,7 @@ use gpupool_wire::control::{GUARANTEED, ROOM, Reply, Request};
 use gpupool_wire::socket::wait;
 use gpupool_wire::{Keep, Socket};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -61,25 +61,27 @@ pub fn prepare() {
     }
 }
 
-/// Asks others for so much of this GPU; the bytes that they say they have freed.
-fn ask(home: u32, bytes: u64) -> u64 {
+/// Asks others for so much of this GPU, for an allocation that may have asked `since` some time already; the bytes that they say they have freed.
+fn ask(home: u32, bytes: u64, since: Option<Instant>) -> u64 {
     let _sheltered = cancel::shelter();
     // Others are found beside the page, which a process has from its first allocation on.
     bell::allocated();
-    try_to_ask(home, bytes, false).unwrap_or(0)
+    try_to_ask(home, bytes, since, false).unwrap_or(0)
 }
 
 /// Asks those that matter less for so much of a GPU that nobody works on, which this process only borrows from as they do; the bytes that they say they have
 /// freed. Of equals who came first keeps what it has.
 pub(super) fn ask_as_borrower(gpu: u32, bytes: u64) -> u64 {
-    try_to_ask(gpu, bytes, true).unwrap_or(0)
+    try_to_ask(gpu, bytes, None, true).unwrap_or(0)
 }
 
-/// `borrows`: this process does not work on that GPU.
-fn try_to_ask(home: u32, bytes: u64, borrows: bool) -> Option<u64> {
+/// `since`: when the allocation asked first, where it has before. `borrows`: this process does not work on that GPU.
+fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> Option<u64> {
     let begun = Instant::now();
     let wait = process::settings().recall_wait?;
-    let (until, latest) = (begun + wait, begun + LONGER * wait);
+    // It has been heard of memory that left where it asks once more.
+    let latest = since.unwrap_or(begun) + LONGER * wait;
+    let until = (begun + wait).min(latest);
     let folder = Folder::around(super::page()?).ok()?;
     // What the program makes itself is asked for before there is a pool.
     let driver = process::driver()?;
@@ -94,7 +96,9 @@ fn try_to_ask(home: u32, bytes: u64, borrows: bool) -> Option<u64> {
     // Beyond what it is guaranteed a program is not above all.
     let most = if is_guaranteed { guarantee.min(plan.limit(Place::Gpu(home))) } else { plan.limit(Place::Gpu(home)) };
     let room = most.saturating_sub(taken.saturating_add(bytes));
-    let mut ahead = GROWTH.lock().get_mut(&home).map_or(0, |(growth, answered)| growth.ahead(answered.elapsed(), room));
+    let grows = |(growth, answered): &mut (Growth, Instant)| growth.ahead(answered.elapsed(), room);
+    // Who asks again because others took what came free is not on its way to more.
+    let mut ahead = if since.is_some() { 0 } else { GROWTH.lock().get_mut(&home).map_or(0, grows) };
     let wanted = bytes.saturating_add(ahead);
     let priority = match live::priority() {
         _ if is_guaranteed => GUARANTEED,
@@ -102,25 +106,32 @@ fn try_to_ask(home: u32, bytes: u64, borrows: bool) -> Option<u64> {
         own if borrows => own.checked_sub(1)?,
         own => own,
     };
-    let others = neighbours::on(&folder, &gpu).into_iter().filter(|other| !is_spared(other, &gpu));
+    let (halted, others): (Vec<Neighbour>, Vec<Neighbour>) =
+        neighbours::on(&folder, &gpu).into_iter().partition(|other| other.is_halted);
+    halted.iter().filter(|other| other.stake.gives(priority) > 0).for_each(|other| tell_left_out(other, home));
+    let others = others.into_iter().filter(|other| !is_spared(other, &gpu));
     let mut others = lending::in_order(others.map(|other| (other.stake, other)), priority);
-    let (mut freed, mut asked, mut silent, mut busy) = (0, 0, 0, 0);
+    let (mut freed, mut silent, mut asked, mut busy) = (0, 0, BTreeSet::new(), BTreeSet::new());
+    let mut asked_ahead = 0;
     while freed < bytes && !others.is_empty() && Instant::now() + MARGIN < until {
         let Round { asked: now, knows } = lending::next_round(&mut others, bytes - freed, std::mem::take(&mut ahead));
-        let until = if knows { until } else { until.min(Instant::now() + SHORT) };
-        let asks = Asks { folder: &folder, gpu, priority, until, wait, latest };
+        if knows {
+            asked_ahead += now.iter().map(|(_, share)| share).sum::<u64>().saturating_sub(bytes - freed);
+        }
+        let first = if knows { until } else { until.min(Instant::now() + SHORT) };
+        let asks = Asks { folder: &folder, gpu, priority, first, until, wait, latest };
         for ((other, share), answer) in now.iter().zip(asks.all(&now)) {
-            asked += 1;
-            match answer {
-                Answer::Freed(bytes) if bytes > 0 => {
+            asked.insert(other.pid);
+            match (answer, knows) {
+                (Answer::Freed(bytes), _) if bytes > 0 => {
                     freed += bytes;
                     if bytes >= *share {
                         others.push((other.clone(), 0));
                     }
                 }
                 // It may be asked again at once, and is no nearer to the end of its line then.
-                Answer::Busy => busy += 1,
-                Answer::None if knows => {
+                (Answer::Busy, _) => _ = busy.insert(other.pid),
+                (Answer::Silent, _) | (Answer::None, true) => {
                     silent += 1;
                     spare(other, None, LEFT_ALONE);
                 }
@@ -134,15 +145,23 @@ fn try_to_ask(home: u32, bytes: u64, borrows: bool) -> Option<u64> {
         growth.got(freed.min(wanted));
         *answered = Instant::now();
     }
-    if asked > 0 {
+    if !asked.is_empty() {
         log::emit(|| {
             let microseconds = begun.elapsed().as_micros() as u64;
             let (size, got) = (format_size(bytes), format_size(freed));
+            let ahead =
+                if asked_ahead > 0 { format!(" and {} ahead", format_size(asked_ahead)) } else { String::new() };
+            let were = |count: usize| if count == 1 { "was" } else { "were" };
+            let (asked, busy) = (asked.len(), busy.len());
+            let processes = if asked == 1 { "process" } else { "processes" };
             let text = format!(
-                "{asked} other processes were asked for {size} of GPU {home}, and freed {got}; {silent} did not answer, and {busy} were answering \
-                 others all the time"
+                "{asked} other {processes} {} asked for {size}{ahead} of GPU {home}, and freed {got}; {silent} did not answer, and {busy} {} answering \
+                 others all the time",
+                were(asked),
+                were(busy)
             );
-            (RecallAsk { device: home, bytes, freed, asked, silent, microseconds }, text)
+            let asked = u32::try_from(asked).unwrap_or(u32::MAX);
+            (RecallAsk { device: home, bytes, ahead: asked_ahead, freed, asked, silent, microseconds }, text)
         });
     }
     Some(freed)
@@ -153,8 +172,9 @@ fn is_spared(other: &Neighbour, gpu: &Uuid) -> bool {
     let mut spared = SPARED.lock();
     spared.retain(|spared| spared.until > now);
     let is_other = |spared: &Spared| (spared.pid, spared.started) == (other.pid, other.started);
-    // Who had none may have some by now that had just been on its way there.
-    let is_as_it_was = |spared: &Spared| spared.gpu.is_none_or(|(of, held)| of == *gpu && other.held() <= held);
+    // Who had none may have some by now that had just been on its way there, or is.
+    let is_as_it_was =
+        |spared: &Spared| spared.gpu.is_none_or(|(of, held)| of == *gpu && other.held() <= held && !other.returns);
     spared.iter().any(|spared| is_other(spared) && is_as_it_was(spared))
 }
 
@@ -162,12 +182,34 @@ fn spare(other: &Neighbour, gpu: Option<(Uuid, u64)>, time: Duration) {
     SPARED.lock().push(Spared { pid: other.pid, started: other.started, gpu, until: Instant::now() + time });
 }
 
+/// Who gave nothing may give something now.
+pub(super) fn ask_anew() {
+    SPARED.lock().retain(|spared| spared.gpu.is_none());
+}
+
+/// Who was told to be left out, by number and when it started.
+static TOLD: Mutex<BTreeSet<(u32, u64)>> = Mutex::new(BTreeSet::new());
+
+/// Says once of a process that it is not asked because it is stopped: it may be so for hours, and whoever looks for the reason finds that it has what others lack.
+fn tell_left_out(other: &Neighbour, gpu: u32) {
+    if TOLD.lock().insert((other.pid, other.started)) {
+        let (pid, has) = (other.pid, format_size(other.held()));
+        tracing::info!(
+            target: "gpupool::memory", about = "recall.stopped", device = gpu, process = pid,
+            "process {pid} is not asked for memory of GPU {gpu}, of which it has {has} and this one lacks some: it is stopped (SIGSTOP, a debugger or a paused container) and gives \
+             nothing before it goes on (said once)"
+        );
+    }
+}
+
 /// What is asked of whom it concerns.
 struct Asks<'a> {
     folder: &'a Folder,
     gpu: Uuid,
     priority: u32,
-    /// Nobody is waited for longer who says nothing, by this time or for so long after it last said something; and nobody at all by the other.
+    /// Nobody is waited for longer who says nothing, by this time or for so long after it last said something; and nobody at all by the last.
+    first: Instant,
+    /// By this time, to whom memory comes back meanwhile: it answers between two steps of that, and has what no page tells yet.
     until: Instant,
     wait: Duration,
     latest: Instant,
@@ -218,6 +260,8 @@ enum Answer {
     Freed(u64),
     /// It has said nothing in time, or will not answer.
     None,
+    /// The same of one that was waited for though it was not known to have any.
+    Silent,
     /// It was answering those who had come earlier.
     Busy,
 }
@@ -251,7 +295,7 @@ impl Asked<'_> {
 impl Asks<'_> {
     /// What each of these has freed of what it is asked for, all asked at once. Nobody is waited for because another one goes on.
     fn all(&self, others: &[(Neighbour, u64)]) -> Vec<Answer> {
-        let mut all: Vec<(Asked<'_>, Instant)> = others.iter().map(|_| (Asked::New, self.until)).collect();
+        let mut all: Vec<(Asked<'_>, Instant)> = others.iter().map(|_| (Asked::New, self.first)).collect();
         let mut rung = None;
         loop {
             let rings = rung.is_none_or(|rung: Instant| rung.elapsed() >= RING);
@@ -262,9 +306,16 @@ impl Asks<'_> {
                 if self.go_on(other, *bytes, asked, rings) {
                     *until = (*until).max(Instant::now() + self.wait).min(self.latest);
                 }
-                if Instant::now() >= *until {
+                let now = Instant::now();
+                if now >= *until && *until < self.until && other.returns(self.folder) {
+                    // By then its page is written, or it has answered.
+                    *until = (now + SHORT).min(self.until);
+                } else if now >= *until {
                     // Its turn is the next one's from here on.
-                    *asked = Asked::Over(asked.so_far());
+                    let was_waited_for = self.first < self.until && *until >= self.until;
+                    let so_far = asked.so_far();
+                    *asked =
+                        Asked::Over(if was_waited_for && so_far == Answer::None { Answer::Silent } else { so_far });
                 }
             }
             let under_way = all.iter().filter(|(asked, _)| !matches!(asked, Asked::Over(_)));
@@ -417,13 +468,21 @@ mod tests {
         let own = Identity::own().unwrap();
         std::fs::write(around.path().join("1-1.page"), vec![0; BYTES]).unwrap();
         let stake = Stake { priority: 1, lent: 0, own: 0 };
-        let other = Neighbour { pid: own.pid, started: own.started, page: "1-1.page".to_owned(), stake };
+        let other = Neighbour {
+            pid: own.pid,
+            started: own.started,
+            page: "1-1.page".to_owned(),
+            stake,
+            returns: false,
+            is_halted: false,
+        };
         // A third of it is what a busy machine may hold a thread up for.
         let (begun, wait) = (Instant::now(), Duration::from_secs(6));
         let asks = Asks {
             folder: &folder,
             gpu: [0; 16],
             priority: 1,
+            first: begun + wait,
             until: begun + wait,
             wait,
             latest: begun + LONGER * wait,
@@ -465,12 +524,13 @@ mod tests {
         let others = names.map(|name| {
             std::fs::write(around.path().join(format!("{name}.page")), vec![0; BYTES]).unwrap();
             let stake = Stake { priority: 1, lent: 0, own: 0 };
-            (Neighbour { pid: own.pid, started: own.started, page: format!("{name}.page"), stake }, 1)
+            let page = format!("{name}.page");
+            (Neighbour { pid: own.pid, started: own.started, page, stake, returns: false, is_halted: false }, 1)
         });
         let begun = Instant::now();
         // Of neither it is known what it has.
         let (until, latest) = (begun + SOON, begun + 3 * LONG);
-        let asks = Asks { folder: &folder, gpu: [0; 16], priority: 1, until, wait: LONG, latest };
+        let asks = Asks { folder: &folder, gpu: [0; 16], priority: 1, first: until, until, wait: LONG, latest };
         let answers = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let none: [OwnedFd; 0] = [];

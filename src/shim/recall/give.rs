@@ -1,6 +1,6 @@
 //! Giving way: what of this process is on a GPU goes elsewhere because somebody else needs the room, and comes back later.
 
-use super::at_work;
+use super::{at_work, neighbours};
 use crate::backing::{open, terms};
 use crate::serve::memory::idle;
 use crate::serve::{handles, memory};
@@ -14,6 +14,7 @@ use gpupool_events::RecallGive;
 use gpupool_lending::{self as lending, Guard, Terms};
 use gpupool_machine::Uuid;
 use gpupool_pool::{Claim, Place};
+use gpupool_wire::control::GUARANTEED;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -51,7 +52,9 @@ pub fn give_way(
     let Some(ordinal) = ordinal else { return Ok(Vacated::default()) };
     // Whoever asked waits, and is not to wait in vain.
     let rest = Duration::MAX;
-    Ok(give(ordinal, Gives { bytes, terms, pid: Some(pid), why: "asked", rest }, deadline, is_wanted, progress))
+    let priority = Some(priority).filter(|priority| *priority != GUARANTEED);
+    let gives = Gives { bytes, terms, pid: Some(pid), priority, why: "asked", rest };
+    Ok(give(ordinal, gives, deadline, is_wanted, progress))
 }
 
 /// What is given.
@@ -61,6 +64,8 @@ pub(super) struct Gives {
     pub terms: Terms,
     /// Who gets it.
     pub pid: Option<u32>,
+    /// The priority that it asked with, where that is why it gets it.
+    pub priority: Option<u32>,
     /// Why, in a word for the log.
     pub why: &'static str,
     /// For how long the program's coming to rest is waited for, of the time that there is.
@@ -76,7 +81,7 @@ pub(super) fn give(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
     let begun = Instant::now();
-    let Gives { bytes, terms: Terms { lent, floor }, pid, why, rest } = gives;
+    let Gives { bytes, terms: Terms { lent, floor }, pid, priority, why, rest } = gives;
     let taken = || on_gpu(gpu);
     let before = taken();
     let most = bytes.min(before.saturating_sub(floor));
@@ -89,7 +94,7 @@ pub(super) fn give(
     // A limit counts what is charged, which is less than what is there.
     let uncharged = before.saturating_sub(memory::accounts().map_or(0, |all| all.taken(Place::Gpu(gpu))));
     let bounds = |bytes: u64| (!lent || !context::is_on(Device::of(gpu))).then_some(bytes.saturating_sub(uncharged));
-    terms::keep_below(gpu, bounds(before - most), until, pid);
+    terms::keep_below(gpu, bounds(before - most), until, pid, priority);
     vacate::give_back(gpu, Which::Given { bytes: most, lent, cap: most, rest });
     let left = most.saturating_sub(before.saturating_sub(taken()));
     let mut done = Vacated::default();
@@ -106,7 +111,7 @@ pub(super) fn give(
     }
     let after = taken();
     let freed = before.saturating_sub(after);
-    terms::keep_below(gpu, bounds(after), until, pid);
+    terms::keep_below(gpu, bounds(after), until, pid, priority);
     done.took = begun.elapsed();
     done.moved = freed;
     if freed > 0 {
@@ -145,9 +150,10 @@ fn guard(gpu: u32) -> Duration {
     GUARDS.lock().get_mut(&gpu).map_or(lending::GUARD, |(came, guard)| guard.asked(came.elapsed()))
 }
 
-/// Has what was given come back where its time is over and there is room; how long nothing need be done.
-pub fn look() -> Option<Duration> {
-    let mut again = terms::forget_given();
+/// Has what was given come back where its time is over and there is room; how long nothing need be done. `publish` has the page tell what is so now: who lacks memory of a GPU asks those
+/// who have some by their pages.
+pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
+    let mut again = terms::forget_given(&neighbours::priority_of);
     // What left because a GPU was drained comes back by itself as well, as soon as that lends.
     for gpu in bring_home::waits_for_lenders() {
         let lends =
@@ -184,6 +190,8 @@ pub fn look() -> Option<Duration> {
                 let (came, guard) = guards.entry(gpu).or_insert((now, Guard::default()));
                 *came = now;
                 guard.came_back();
+                drop(guards);
+                publish();
             }
             // Each try may hold the program up. What there was no time for comes once the program has worked for as long as it stood still.
             let pause = if room > 0 && came == 0 {

@@ -126,7 +126,7 @@ fn try_all(due: &[Due]) {
     for due in due {
         let begun = Instant::now();
         let (pid, why) = (due.whom.one(), why(&due.whom));
-        let gives = Gives { bytes: due.bytes, terms: Terms { lent: true, floor: 0 }, pid, why, rest };
+        let gives = Gives { bytes: due.bytes, terms: Terms { lent: true, floor: 0 }, pid, priority: None, why, rest };
         let done = give::give(due.gpu, gives, deadline, &|| true, &mut |_, _| {});
         if done.moved == 0 {
             rest = rest.saturating_sub(begun.elapsed());

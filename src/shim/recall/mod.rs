@@ -22,6 +22,7 @@ mod neighbours;
 pub mod siblings;
 pub mod strangers;
 
+use crate::backing::terms;
 use once_cell::race::OnceBox;
 use std::path::{Path, PathBuf};
 
@@ -36,6 +37,12 @@ pub fn is_found_by(page: &Path) {
 /// Whether somebody stands at the door beside the page, and waits for this process to hear what is wanted.
 fn is_called() -> bool {
     page().is_some_and(|page| page.with_extension("call").symlink_metadata().is_ok())
+}
+
+/// The priority of this process is another one: what was kept for who matters less now is kept no more, and whoever gave nothing is asked anew.
+pub fn priority_has_changed() {
+    terms::forget_given(&neighbours::priority_of);
+    ask::ask_anew();
 }
 
 fn page() -> Option<&'static Path> {

@@ -6,8 +6,9 @@ use crate::serve::memory::idle::Part;
 use gpupool_lending::Stake;
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::{Entry, Folder};
-use gpupool_metrics::{Life, Snapshot, identify, now, read};
+use gpupool_metrics::{Life, Snapshot, identify, now, read, returns};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 
 /// Microseconds for which a page may say nothing of GPUs because it was made before the pool was: it is written once a second.
 const NEW: u64 = 3_000_000;
@@ -21,6 +22,10 @@ pub struct Neighbour {
     pub page: String,
     /// What it has of the GPU.
     pub stake: Stake,
+    /// Memory of its program comes back to GPUs at this moment.
+    pub returns: bool,
+    /// It answers nobody before somebody lets it go on.
+    pub is_halted: bool,
 }
 
 impl Neighbour {
@@ -28,19 +33,35 @@ impl Neighbour {
     pub fn held(&self) -> u64 {
         self.stake.own.saturating_add(self.stake.lent)
     }
+
+    /// [`Neighbour::returns`], as of now.
+    pub fn returns(&self, folder: &Folder) -> bool {
+        folder.page_to_ring(OsStr::new(&self.page)).is_ok_and(|page| returns(&page))
+    }
 }
 
-/// The processes beside this one that run and whose pool has this GPU as a place. A page is up to a second old.
+/// The processes beside this one that run, or are stopped, and whose pool has this GPU as a place. A page is up to a second old.
 pub fn on(folder: &Folder, gpu: &Uuid) -> Vec<Neighbour> {
     let own = std::process::id();
     let others = folder.pages().into_iter().filter(|entry| entry.pid != own);
-    others.filter_map(|entry| neighbour(&entry, &told(folder, &entry)?, gpu)).collect()
+    let of = |entry: Entry| {
+        let (told, is_halted) = told_of_any(folder, &entry)?;
+        Some(Neighbour { is_halted, ..neighbour(&entry, &told, gpu)? })
+    };
+    others.filter_map(of).collect()
 }
 
 /// What the pages say of all processes beside this one that run.
 pub fn snapshots(folder: &Folder) -> Vec<Snapshot> {
     let own = std::process::id();
     folder.pages().iter().filter(|entry| entry.pid != own).filter_map(|entry| told(folder, entry)).collect()
+}
+
+/// What a process beside this one says now that it matters.
+pub fn priority_of(pid: u32) -> Option<u32> {
+    let folder = Folder::around(super::page()?).ok()?;
+    let entry = folder.pages().into_iter().find(|entry| entry.pid == pid)?;
+    u32::try_from(told_of_any(&folder, &entry)?.0.levels.priority).ok()
 }
 
 /// The numbers of those who have a context on a GPU, under gpupool or not, where NVML tells; in a container the host's.
@@ -57,12 +78,19 @@ pub fn all(folder: &Folder) -> Vec<u32> {
 }
 
 fn told(folder: &Folder, entry: &Entry) -> Option<Snapshot> {
+    told_of_any(folder, entry).filter(|(_, is_halted)| !is_halted).map(|(told, _)| told)
+}
+
+/// Also of one that is stopped, and whether it is.
+fn told_of_any(folder: &Folder, entry: &Entry) -> Option<(Snapshot, bool)> {
     let file = folder.page(entry).ok()?;
     let identity = identify(&file).ok()?;
-    if identity.pid != entry.pid || identity.life() != Life::Running {
+    let life = identity.life();
+    if identity.pid != entry.pid || !(life == Life::Running || life.is_halted()) {
         return None;
     }
-    read(&file).ok().filter(|told| !told.ended)
+    let told = read(&file).ok().filter(|told| !told.ended)?;
+    Some((told, life.is_halted()))
 }
 
 fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
@@ -71,7 +99,8 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
         // What it has come to have by now it says itself, and whether it matters less.
         let is_new = levels.gpus.rows.is_empty() && now().saturating_sub(told.process.created) < NEW;
         let Entry { pid, started, .. } = *entry;
-        return is_new.then(|| Neighbour { pid, started, page: entry.name.clone(), stake: Stake::default() });
+        let (page, stake, returns) = (entry.name.clone(), Stake::default(), told.returns);
+        return is_new.then_some(Neighbour { pid, started, page, stake, returns, is_halted: false });
     };
     let ordinal = known.ordinal;
     let place = levels.places.rows.iter().find(|place| place.is_gpu() && place.number == ordinal);
@@ -87,5 +116,7 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
             lent,
             own: held.saturating_sub(lent),
         },
+        returns: told.returns,
+        is_halted: false,
     })
 }

@@ -5,6 +5,7 @@ use super::parted::{self, Parted};
 use super::vacate::{SHORT_BREATH, SLICE};
 use super::{Alone, STATE, hold, told_anew};
 use crate::backing::open::{self, Opened};
+use crate::backing::terms;
 use crate::process;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,6 +79,8 @@ pub fn take_back(gpu: u32, room: u64, goes_on: &dyn Fn() -> bool) -> u64 {
     };
     match hold(driver, Instant::now() + SLICE, &|| true, &mut Alone::brief(SHORT_BREATH)) {
         Ok(held) => {
+            // Who asks between two steps is not to find that nothing comes back.
+            let bringing = terms::bring();
             let until = Instant::now() + SLICE;
             let (mut sum, mut away) = (0, back);
             // The first step in any case: the door of one that was killed stands there until the next one comes.
@@ -93,6 +96,7 @@ pub fn take_back(gpu: u32, room: u64, goes_on: &dyn Fn() -> bool) -> u64 {
                 }
             }
             GIVEN.lock().entry(gpu).or_default().extend(away);
+            drop(bringing);
             drop(held);
             told_anew();
             sum

@@ -8,7 +8,7 @@ use crate::bell;
 use crate::bypass::{self, Answer, Bypass};
 use crate::log;
 use crate::process;
-use crate::serve::memory::{self, oom};
+use crate::serve::memory::{self, Asking, oom};
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical, Properties};
 use gpupool_events::VmmSteer;
@@ -140,9 +140,10 @@ fn at_home(real: &mut Real<CuResult>, home: Place) -> CuResult {
 /// The same, once more after others have freed what it takes.
 fn at_home_of_all(real: &mut Real<CuResult>, request: &Request) -> CuResult {
     let home = Place::Gpu(request.device);
-    let result = at_home(real, home);
-    if result == CuResult::OUT_OF_MEMORY && memory::ask_others(request.device, request.bytes) {
-        return real.call();
+    let mut result = at_home(real, home);
+    let mut asking = Asking::default();
+    while result == CuResult::OUT_OF_MEMORY && asking.ask(request.device, request.bytes) {
+        result = real.call();
     }
     result
 }

@@ -33,6 +33,7 @@ use once_cell::race::OnceBox;
 use outcome::Outcome;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Bytes of blocks and handles that lay outside their home GPU when they were made, each of them anew, for the summary. What moved since is in
 /// [`residence`]: a total of both would count the same memory each time that it leaves, and be no part of what was allocated.
@@ -122,6 +123,7 @@ pub fn from_pool(
     };
     // Others may take what came free, so that once for each place may be too little; the old answer stands then.
     let mut repacks = opened.plan.places.len();
+    let mut asking = Asking::default();
     let away = if labels::wants_away(bytes) { opened.pool.allocate_away(&request).ok() } else { None };
     let is_put = away.is_some();
     let mut from_pool = away.map_or_else(|| opened.pool.allocate(&request), Ok);
@@ -155,8 +157,7 @@ pub fn from_pool(
                 request.can_repack = freed > 0 && repacks > 0;
             }
             Outcome::Lacks { bytes } => {
-                ask_others(home, bytes);
-                request.can_ask = false;
+                request.can_ask = asking.ask(home, bytes);
             }
             Outcome::Far { bytes } => {
                 have_more_lend(home, bytes);
@@ -522,8 +523,8 @@ pub fn repack_by(repacker: Repacker) {
     let _ = REPACKER.set(Box::new(repacker));
 }
 
-/// Who asks other processes for so much of this GPU; how much they say they have freed.
-pub type Asker = fn(u32, u64) -> u64;
+/// Who asks other processes for so much of this GPU; how much they say they have freed. For an allocation that asks again it is told since when, and asks nobody where that is too long ago.
+pub type Asker = fn(u32, u64, Option<Instant>) -> u64;
 
 static ASKER: OnceBox<Asker> = OnceBox::new();
 
@@ -532,16 +533,35 @@ pub fn ask_by(asker: Asker) {
     let _ = ASKER.set(Box::new(asker));
 }
 
-/// Asks other processes for so much of this GPU. Whether they freed anything.
-#[cold]
-pub fn ask_others(home: u32, bytes: u64) -> bool {
-    let freed = ASKER.get().map_or(0, |ask| ask(home, bytes));
-    if freed > 0
-        && let Some(opened) = open::opened()
-    {
-        opened.pool.has_room_again(Place::Gpu(home));
+/// What one allocation asks other processes. What came free for it anybody may have taken before it looks again, as where two ask one process for what each of them lacks of the same
+/// free memory. So it asks for what lacks then, as long as that brings something, within the time for which one question waits at most. Rejected: to have one of them take before the next one is
+/// served, which needs a lock over processes, and who is stopped would keep it.
+#[derive(Default)]
+pub struct Asking {
+    /// When the first question began.
+    begun: Option<Instant>,
+    questions: u32,
+}
+
+impl Asking {
+    /// Who says that it has freed something and has not is asked no more often than that.
+    const MOST: u32 = 16;
+
+    /// Asks for so much of this GPU. Whether anybody freed anything.
+    #[cold]
+    pub fn ask(&mut self, home: u32, bytes: u64) -> bool {
+        let (now, since) = (Instant::now(), self.begun);
+        self.begun = since.or(Some(now));
+        self.questions += 1;
+        let asker = ASKER.get().filter(|_| self.questions <= Self::MOST);
+        let freed = asker.map_or(0, |ask| ask(home, bytes, since));
+        if freed > 0
+            && let Some(opened) = open::opened()
+        {
+            opened.pool.has_room_again(Place::Gpu(home));
+        }
+        freed > 0
     }
-    freed > 0
 }
 
 /// Who has GPUs lend to this one that have not so far, because it and those that lend lack so much.
@@ -569,7 +589,7 @@ pub fn ask_for_context(device: Device) -> bool {
     let plan = process::driver().and_then(open::plan);
     let Place::Gpu(ordinal) = device.place() else { return false };
     let known = plan.and_then(|plan| plan.topology.gpus.iter().find(|gpu| gpu.ordinal == ordinal));
-    known.is_some_and(|gpu| ask_others(ordinal, process::settings().reserve_of(gpu.total)))
+    known.is_some_and(|gpu| Asking::default().ask(ordinal, process::settings().reserve_of(gpu.total)))
 }
 
 static ON_END: OnceBox<fn(u64)> = OnceBox::new();

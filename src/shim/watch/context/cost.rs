@@ -35,6 +35,8 @@ pub fn is_alone_on(driver: &Driver, device: Device) -> bool {
 pub struct Before {
     /// By NVML; without a context there is no other way to ask.
     free: Option<u64>,
+    /// What this library had there: memory comes back to a GPU, and freed memory makes room for a context, while it is made.
+    held: u64,
     /// The context was there already.
     unknown: bool,
 }
@@ -42,19 +44,21 @@ pub struct Before {
 impl Before {
     /// For a context that is not new.
     pub fn unknown() -> Self {
-        Self { free: None, unknown: true }
+        Self { free: None, held: 0, unknown: true }
     }
 
     /// For a context that was found when it was there: what was free when CUDA was initialised, less what this process has
     /// taken on that GPU since.
     pub fn at_init(device: Device) -> Self {
         let then = AT_INIT.get().and_then(|free| *free.get(device.ordinal() as usize)?);
-        Self { free: then.map(|free| free.saturating_sub(others(device) + held_on(device))), unknown: false }
+        let held = held_on(device);
+        Self { free: then.map(|free| free.saturating_sub(others(device) + held)), held, unknown: false }
     }
 
     /// Looks now.
     pub fn look(driver: &Driver, device: Device) -> Self {
-        Self { free: nvml::get().and_then(|nvml| nvml.free(&driver.uuid_bytes(device))), unknown: false }
+        let free = nvml::get().and_then(|nvml| nvml.free(&driver.uuid_bytes(device)));
+        Self { free, held: held_on(device), unknown: false }
     }
 
     /// `(bytes, approximate)`. Approximate: other processes have contexts on this GPU and may have allocated meanwhile, or
@@ -69,7 +73,7 @@ impl Before {
             && let Some(after) = nvml.free(&uuid)
         {
             let shared = nvml.processes(&uuid).is_none_or(|count| count > 1);
-            return (Some(before.saturating_sub(after)), shared);
+            return (Some((before + self.held).saturating_sub(after + held_on(device))), shared);
         }
         let Some(context) = context else { return (None, true) };
         let info = within_own(driver, context, || driver.memory().ok()).flatten();
