@@ -2,7 +2,7 @@
 
 use super::host::ITS_HANDLE;
 use super::{MIB, ends_well, gpupool, page, refused, suspended, told};
-use gpupool_metrics::Snapshot;
+use gpupool_metrics::{Place, Snapshot};
 use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, held_writers};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -33,6 +33,15 @@ fn lies(page: &Snapshot) -> (u64, u64, u64) {
     let rows = &page.levels.places.rows;
     let held = |on_disk: bool| rows.iter().filter(|place| place.on_disk == on_disk).map(|place| place.held).sum();
     (held(false), held(true), rows.iter().filter(|place| place.is_gpu()).map(|place| place.own).sum())
+}
+
+/// Bytes that the program made itself, at places of a kind.
+fn own(page: &Snapshot, is_of_kind: impl Fn(&Place) -> bool) -> u64 {
+    page.levels.places.rows.iter().filter(|place| is_of_kind(place)).map(|place| place.own).sum()
+}
+
+fn on_disk(place: &Place) -> bool {
+    place.on_disk
 }
 
 /// The files in a folder, of all depths.
@@ -386,6 +395,11 @@ fn what_the_program_made_itself_goes_to_the_files_as_well_and_comes_back() {
     // Also where that is all it has, and where its files are damaged meanwhile.
     let left = suspend_to(&program, folder.path());
     assert_eq!(left["bytes"], 64 * MIB, "{left}");
+    // The pool has nothing there, and it is told all the same.
+    let is_told = |page: &Snapshot| page.levels.suspended > 0 && own(page, on_disk) == 64 * MIB;
+    eventually("a page that says so", || page(&program).filter(is_told));
+    let listed = String::from_utf8(gpupool(&program, "ps").stdout).unwrap();
+    assert!(listed.contains("disk 64.0 MiB of its own"), "{listed}");
     let stored = data(folder.path());
     let bytes = std::fs::read(&stored).unwrap();
     std::fs::write(&stored, &bytes[..bytes.len() / 2]).unwrap();
@@ -402,11 +416,7 @@ fn what_the_program_made_itself_goes_to_the_files_as_well_and_comes_back() {
         assert!(left["bytes"].as_u64() >= Some((64 + 40) * MIB), "{left}");
         let empty = |page: &Snapshot| page.levels.suspended > 0 && lies(page).2 == 0 && lies(page).0 == 0;
         let page = eventually("empty GPUs", || page(&program).filter(empty));
-        let own = |on_disk: bool| {
-            let rows = page.levels.places.rows.iter();
-            rows.filter(|place| !place.is_gpu() && place.on_disk == on_disk).map(|place| place.own).sum::<u64>()
-        };
-        assert!(own(false) == 0 && own(true) >= 64 * MIB, "{page:?}");
+        assert!(own(&page, |place| place.on_host) == 0 && own(&page, on_disk) >= 64 * MIB, "{page:?}");
         assert!(left["disk_bytes"].as_u64() >= Some((64 + 32) * MIB), "{left}");
         // What a thread at work has of the pool, and not the rest.
         assert!((32 * MIB..64 * MIB).contains(&lies(&page).1), "{page:?}");
