@@ -12,7 +12,7 @@ use super::why::Why;
 use crate::backing::host;
 use crate::backing::open::Opened;
 use crate::image::crew::Crews;
-use crate::serve::handles::by_hand::{self, Own};
+use crate::serve::handles::by_hand::{self, NOBODY, Own};
 use gpupool_cuda::{Driver, Physical};
 use gpupool_pool::{Block, FRAME, Piece, Place};
 use std::cell::Cell;
@@ -21,8 +21,6 @@ use std::path::Path;
 
 /// What is copied to plain memory before it leaves one GPU: half a second's work.
 const AT_ONCE: u64 = 16 << 30;
-/// Who owns the program's own memory, in the terms of [`gpupool_pool::Block::owner`].
-const NOBODY: u64 = u64::MAX;
 /// How often at most all of a program's memory is written to a folder because it has been given more meanwhile.
 const ROUNDS: u32 = 4;
 

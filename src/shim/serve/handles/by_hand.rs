@@ -18,6 +18,9 @@ use gpupool_events::BlockMove;
 use gpupool_pool::{Backend, Fault, Mover, Place, Transfer};
 use std::collections::BTreeMap;
 
+/// No context, in the terms of [`gpupool_pool::Block::owner`]: whichever of a GPU is there copies what has this one as its owner. No context owns handles.
+pub const NOBODY: u64 = u64::MAX;
+
 /// Whether memory of the program's own is mapped at this address, as far as that is known here; also what only the driver can place.
 pub fn is_own(address: u64) -> bool {
     let is_known = |inventory: &mut Inventory| inventory.mapping_at(address).is_some();
@@ -266,7 +269,7 @@ fn copier(driver: &Driver, asked: u32) -> u32 {
 
 fn copied(opened: &Opened, copier: u32, transfers: &[Transfer]) -> CuResult {
     let backend = opened.pool.backend();
-    let copied = backend.prepare(u64::MAX, copier).and_then(|()| backend.copy(u64::MAX, copier, transfers));
+    let copied = backend.prepare(NOBODY, copier).and_then(|()| backend.copy(NOBODY, copier, transfers));
     copied.map_or_else(error_of, |()| CuResult::SUCCESS)
 }
 
