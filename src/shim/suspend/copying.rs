@@ -47,7 +47,7 @@ fn of_own(own: Own) -> Range {
     Range { owner: NOBODY, home: own.asked, address: own.address, bytes: own.bytes }
 }
 
-/// Stores all memory of the pool that may leave in a folder, and of the program's own what lies on GPUs; `None` where there is none.
+/// Stores all memory of the pool and of the program's own that may leave in a folder; `None` where there is none.
 ///
 /// A call that asks for memory passes no gate, and one that was under way when the program was stopped may be given some while the rest is written: that is
 /// begun anew then, as soon as it is seen, since one process has one image in a folder. Rejected: to keep what came on the host, which would leave a program that
@@ -66,7 +66,7 @@ pub fn store(
     let leaves = Leaves::Suspended { target: &Target::Folder(folder.to_owned()), put: None, full: None };
     let there = || {
         let (near, own) = chosen(opened, leaves);
-        let own = own.into_iter().filter(|own| by_hand::may_go(own.address, own.asked)).map(of_own);
+        let own = own.into_iter().filter(|own| by_hand::why_unstored(opened, own).is_none()).map(of_own);
         own.chain(ranges(&near, |place| leaves.place(place))).collect()
     };
     // Asked at each step: a look at all blocks is made only where one was given out since.
