@@ -171,16 +171,19 @@ impl Finding {
                 "make room on that GPU: end what others have there, or have them leave it (gpupool suspend, gpupool ps); what left comes back then"
             }
             ("GP022", Some("room")) => {
-                "give it more room (free memory of the host, GPUPOOL_HOST_LIMIT, GPUPOOL_LIMIT), or have what cuMemCreate did not make go to a disk: gpupool suspend --to DIR PID"
+                "give it more room (free memory of the host, GPUPOOL_HOST_LIMIT, GPUPOOL_LIMIT), or have its memory go to a disk: gpupool suspend --to DIR PID"
             }
             ("GP022", Some("host_limit")) => {
-                "raise GPUPOOL_HOST_LIMIT before the program starts, or have what cuMemCreate did not make go to a disk: gpupool suspend --to DIR PID"
+                "raise GPUPOOL_HOST_LIMIT before the program starts, or have its memory go to a disk: gpupool suspend --to DIR PID"
             }
             ("GP022", Some("gpu_limit")) => {
                 "raise GPUPOOL_LIMIT of that GPU (gpupool set PID limit=…), or let it go to the host as well: gpupool suspend --to any PID"
             }
             ("GP022", Some("addresses")) => {
                 "let the process map more (ulimit -v unlimited, before it starts), or have its memory go to a disk: gpupool suspend --to DIR PID"
+            }
+            ("GP022", Some("reach")) => {
+                "suspend the program while it has a context on that GPU, or on one that has a way there (gpupool doctor shows them)"
             }
             ("GP022", Some("nowhere")) => {
                 "let it go to the host (gpupool suspend --to host PID), or give it a GPU that lends to it (GPUPOOL_DEVICES)"

@@ -12,6 +12,7 @@
  *                    word of the range, and how many others of it do not count up from there
  *   block K S        a new block of K KiB that counts up from S; its address
  *   own K S          the same of memory that it makes itself; it stays
+ *   shut A K         that is mapped for nobody from here on; open A K: for its GPU again
  *   drop A           the block at this address is freed; drop-later A: in the order of a stream
  *   unname A         the names of what begins there are taken back: what gpupool_name answered
  *   put A W          the word at address A becomes W; swap A B: the words at two addresses change places
@@ -252,6 +253,18 @@ int main(void)
             iota(&kernels, NULL, own, ((size_t)bytes << 10) / 4, seed);
             CHECK(cuCtxSynchronize());
             printf("%llu\n", (unsigned long long)own);
+        } else if (sscanf(line, "shut %llu %u", &address, &bytes) == 2) {
+            uint64_t handle;
+            start_on(0);
+            CHECK(cuMemRetainAllocationHandle(&handle, as_pointer((CUdeviceptr)address)));
+            CHECK(cuMemUnmap((CUdeviceptr)address, (size_t)bytes << 10));
+            CHECK(cuMemMap((CUdeviceptr)address, (size_t)bytes << 10, 0, handle, 0));
+            CHECK(cuMemRelease(handle));
+            puts("shut");
+        } else if (sscanf(line, "open %llu %u", &address, &bytes) == 2) {
+            CUmemAccessDesc access = {{ON_DEVICE, 0}, READ_WRITE};
+            CHECK(cuMemSetAccess((CUdeviceptr)address, (size_t)bytes << 10, &access, 1));
+            puts("open");
         } else if (sscanf(line, "drop-later %llu", &address) == 1) {
             start_on(0);
             CHECK(cuMemFreeAsync((CUdeviceptr)address, NULL));

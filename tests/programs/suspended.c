@@ -24,7 +24,8 @@
  *   unmapped MIB     memory of the program's own that is mapped nowhere; released: it is given back
  *   compress         what is made from here on is to be compressed
  *   visit GPU        the GPU's primary context lives from here on
- *   shut             the third of these is mapped for nobody
+ *   shut             the third of these is mapped for nobody; open up: for its GPU again
+ *   apart MIB GPU    memory of the program's own of a GPU that is mapped for nobody
  *   lend             the handle of the first of these is given out, so that it has to stay
  *   handle           what the driver answers about the handle of the first, and about who may write to it where it is mapped the second time
  *   ask              by another thread, all that can be asked about what is kept and about the GPU's memory; asked: the answers, or that it waits still
@@ -478,7 +479,7 @@ int main(void)
     REQUIRE(sigaction(SIGUSR1, &action, NULL) == 0);
     CHECK(cuInit(0));
     while (fgets(line, sizeof line, stdin)) {
-        int number = 0;
+        int number = 0, gpu;
         pthread_t other;
         line[strcspn(line, "\n")] = 0;
         if (sscanf(line, "begin %d", &number) == 1) {
@@ -565,6 +566,18 @@ int main(void)
             CHECK(cuMemUnmap(kept + 2 * PIECE, PIECE));
             CHECK(cuMemMap(kept + 2 * PIECE, PIECE, 0, pieces[2], 0));
             puts("shut");
+        } else if (strcmp(line, "open up") == 0) {
+            CUmemAccessDesc access = {{ON_DEVICE, 0}, READ_WRITE};
+            CHECK(cuMemSetAccess(kept + 2 * PIECE, PIECE, &access, 1));
+            puts("open");
+        } else if (sscanf(line, "apart %d %d", &number, &gpu) == 2) {
+            CUmemAllocationProp properties = on_device(gpu);
+            CUdeviceptr there;
+            uint64_t handle;
+            CHECK(cuMemCreate(&handle, (size_t)number * MIB, &properties, 0));
+            CHECK(cuMemAddressReserve(&there, (size_t)number * MIB, 0, 0, 0));
+            CHECK(cuMemMap(there, (size_t)number * MIB, 0, handle, 0));
+            puts("made");
         } else if (strcmp(line, "lend") == 0) {
             int descriptor = -1;
             CHECK(cuMemExportToShareableHandle(&descriptor, pieces[0], POSIX_FD, 0));

@@ -1,8 +1,9 @@
 //! `gpupool suspend --to DIR`: a program's memory goes into files of a folder, and comes back.
 
-use super::host::ITS_HANDLE;
-use super::{MIB, ends_well, gpupool, page, refused, suspended, told};
-use gpupool_metrics::Snapshot;
+use super::host::{ITS_HANDLE, waits_to_destroy};
+use super::shared::findings;
+use super::{MIB, at, ends_well, gpupool, page, refused, suspended, told};
+use gpupool_metrics::{Place, Snapshot};
 use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, held_writers};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -33,6 +34,20 @@ fn lies(page: &Snapshot) -> (u64, u64, u64) {
     let rows = &page.levels.places.rows;
     let held = |on_disk: bool| rows.iter().filter(|place| place.on_disk == on_disk).map(|place| place.held).sum();
     (held(false), held(true), rows.iter().filter(|place| place.is_gpu()).map(|place| place.own).sum())
+}
+
+/// Bytes that the program made itself, at places of a kind.
+fn own(page: &Snapshot, is_of_kind: impl Fn(&Place) -> bool) -> u64 {
+    page.levels.places.rows.iter().filter(|place| is_of_kind(place)).map(|place| place.own).sum()
+}
+
+fn on_disk(place: &Place) -> bool {
+    place.on_disk
+}
+
+/// Bytes on GPUs and on the host, the pool's and what the program made itself.
+fn in_memory(page: &Snapshot) -> u64 {
+    at(page, false) + at(page, true)
 }
 
 /// The files in a folder, of all depths.
@@ -386,6 +401,11 @@ fn what_the_program_made_itself_goes_to_the_files_as_well_and_comes_back() {
     // Also where that is all it has, and where its files are damaged meanwhile.
     let left = suspend_to(&program, folder.path());
     assert_eq!(left["bytes"], 64 * MIB, "{left}");
+    // The pool has nothing there, and it is told all the same.
+    let is_told = |page: &Snapshot| page.levels.suspended > 0 && own(page, on_disk) == 64 * MIB;
+    eventually("a page that says so", || page(&program).filter(is_told));
+    let listed = String::from_utf8(gpupool(&program, "ps").stdout).unwrap();
+    assert!(listed.contains("disk 64.0 MiB of its own"), "{listed}");
     let stored = data(folder.path());
     let bytes = std::fs::read(&stored).unwrap();
     std::fs::write(&stored, &bytes[..bytes.len() / 2]).unwrap();
@@ -402,11 +422,7 @@ fn what_the_program_made_itself_goes_to_the_files_as_well_and_comes_back() {
         assert!(left["bytes"].as_u64() >= Some((64 + 40) * MIB), "{left}");
         let empty = |page: &Snapshot| page.levels.suspended > 0 && lies(page).2 == 0 && lies(page).0 == 0;
         let page = eventually("empty GPUs", || page(&program).filter(empty));
-        let own = |on_disk: bool| {
-            let rows = page.levels.places.rows.iter();
-            rows.filter(|place| !place.is_gpu() && place.on_disk == on_disk).map(|place| place.own).sum::<u64>()
-        };
-        assert!(own(false) == 0 && own(true) >= 64 * MIB, "{page:?}");
+        assert!(own(&page, |place| place.on_host) == 0 && own(&page, on_disk) >= 64 * MIB, "{page:?}");
         assert!(left["disk_bytes"].as_u64() >= Some((64 + 32) * MIB), "{left}");
         // What a thread at work has of the pool, and not the rest.
         assert!((32 * MIB..64 * MIB).contains(&lies(&page).1), "{page:?}");
@@ -419,6 +435,201 @@ fn what_the_program_made_itself_goes_to_the_files_as_well_and_comes_back() {
     assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
     program.ask("drop");
     ends_well(program);
+}
+
+/// Of what the program made itself, all is read and written by a GPU that may use it or that is let use it for this.
+#[test]
+fn what_the_program_made_itself_goes_into_the_files_whoever_may_use_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for (made, more) in [("make 64", "shut"), ("make 64 1", ""), ("make 64 1", "visit 1"), ("make 64 1", "shut")] {
+        let mut program = suspended("2x1GiB").start(None);
+        assert_eq!(program.ask(made), "made");
+        if !more.is_empty() {
+            program.ask(more);
+        }
+        let what = format!("{made}, {more}");
+        for _ in 0..2 {
+            let left = suspend_to(&program, folder.path());
+            assert_eq!(
+                (&left["bytes"], &left["disk_bytes"]),
+                (&(64 * MIB).into(), &(64 * MIB).into()),
+                "{what}: {left}"
+            );
+            let empty = |page: &Snapshot| page.levels.suspended > 0 && in_memory(page) == 0;
+            let page = eventually("no memory anywhere", || page(&program).filter(empty));
+            assert_eq!(own(&page, on_disk), 64 * MIB, "{what}: {page:?}");
+            let back = told(&program, "resume");
+            assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&(64 * MIB).into(), &0.into()), "{what}: {back}");
+            assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+        }
+        if more == "shut" {
+            assert_eq!(program.ask("open up"), "open");
+        }
+        is_right(&mut program);
+        assert!(program.ask("handle").ends_with(", the same, right"), "{what}");
+        program.ask("drop");
+        ends_well(program);
+    }
+}
+
+/// Some of it had no room on its GPU when it was made, and lies on the host.
+#[test]
+fn what_the_program_made_itself_and_lies_on_the_host_goes_into_the_files_and_comes_back_to_where_it_lay() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").env("GPUPOOL_LIMIT", "0:32MiB").start(None);
+    assert_eq!(program.ask("make 64"), "made");
+    let is_split =
+        |page: &Snapshot| own(page, |place| place.on_host) == 32 * MIB && own(page, Place::is_gpu) == 32 * MIB;
+    let split = |program: &Running| eventually("half of it on the host", || page(program).filter(is_split));
+    split(&program);
+    for _ in 0..2 {
+        let left = suspend_to(&program, folder.path());
+        assert_eq!((&left["bytes"], &left["disk_bytes"]), (&(64 * MIB).into(), &(64 * MIB).into()), "{left}");
+        eventually("no memory anywhere", || page(&program).filter(|page| in_memory(page) == 0));
+        let back = told(&program, "resume");
+        assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&(64 * MIB).into(), &0.into()), "{back}");
+        split(&program);
+        is_right(&mut program);
+    }
+    assert_eq!(program.ask("handle"), ITS_HANDLE);
+    program.ask("drop");
+    ends_well(program);
+}
+
+/// An arena that no GPU had room for lies on two. The host may have little more than all of it, so what is counted there twice has no room the next time.
+#[test]
+fn memory_of_its_own_in_parts_goes_into_files_or_to_the_host_part_by_part_and_comes_back_to_where_each_lay() {
+    let folder = tempfile::tempdir().unwrap();
+    for moves in ["off", "auto"] {
+        let run = suspended("2x1GiB").env("GPUPOOL_LIMIT", "0:64MiB").env("GPUPOOL_HOST_LIMIT", "500MiB");
+        let mut program = run.env("GPUPOOL_MOVE", moves).start(None);
+        program.ask("create 400");
+        eventually("memory that is filled", || (program.ask("filled") == "yes").then_some(()));
+        let on_gpus = |page: &Snapshot| -> Vec<u64> {
+            page.levels.places.rows.iter().filter(|place| place.is_gpu()).map(|place| place.own).collect()
+        };
+        let all = |page: &Snapshot| (on_gpus(page).iter().sum::<u64>() == 400 * MIB).then(|| on_gpus(page));
+        let before = eventually("all of it", || all(&page(&program)?));
+        assert!(before.iter().all(|bytes| *bytes > 0), "{before:?}");
+        let to_disk = to_folder(folder.path());
+        for to in [&to_disk, "suspend --to host", &to_disk, "suspend --to host"] {
+            let left = told(&program, to);
+            assert_eq!((&left["bytes"], &left["stayed_bytes"]), (&(400 * MIB).into(), &0.into()), "{to}: {left}");
+            let gone = eventually("empty GPUs", || page(&program).filter(|page| at(page, false) == 0));
+            if to == to_disk {
+                assert_eq!((left["disk_bytes"].as_u64(), in_memory(&gone)), (Some(400 * MIB), 0), "{left}");
+                assert_eq!(own(&gone, on_disk), 400 * MIB, "{gone:?}");
+            } else {
+                assert_eq!(own(&gone, |place| place.on_host), 400 * MIB, "{gone:?}");
+            }
+            let back = told(&program, "resume");
+            assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&(400 * MIB).into(), &0.into()), "{to}: {back}");
+            assert_eq!(eventually("all of it", || all(&page(&program)?)), before, "{to}");
+            assert_eq!(program.ask("created"), "0");
+        }
+        ends_well(program);
+    }
+}
+
+#[test]
+fn what_cannot_be_read_or_taken_away_of_what_the_program_made_itself_stays_and_is_told_and_the_rest_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = suspended("2x1GiB").env("SIMCUDA_LINK", "none").log();
+    let mut program = run.start(None);
+    assert_eq!((program.ask("make 64"), program.ask("lend")), ("made".to_owned(), "lent".to_owned()));
+    assert_eq!((program.ask("apart 12 1"), program.ask("unmapped 8")), ("made".to_owned(), "made".to_owned()));
+    let left = told(&program, &to_folder(folder.path()));
+    assert_eq!((&left["bytes"], &left["disk_bytes"]), (&(60 * MIB).into(), &(60 * MIB).into()), "{left}");
+    assert_eq!(left["stayed_bytes"], 24 * MIB, "{left}");
+    let mut found = findings(&program);
+    found.sort();
+    assert_eq!(
+        found.iter().map(|found| found.0.as_str()).collect::<Vec<_>>(),
+        ["own", "reach", "unmapped"],
+        "{found:?}"
+    );
+    assert!(found[0].1.contains("4.0 MiB stayed on its GPU") && found[0].1.contains("by its pages"), "{found:?}");
+    assert!(found[1].1.contains("12.0 MiB stayed on its GPU") && found[1].1.contains("reaches it"), "{found:?}");
+    assert_eq!(own(&page(&program).unwrap(), |place| place.on_host), 0, "nor does it go elsewhere");
+    told(&program, "resume");
+    is_right(&mut program);
+    assert_eq!(program.ask("handle"), ITS_HANDLE);
+    program.ask("released");
+    program.ask("drop");
+    ends_well(program);
+}
+
+#[test]
+fn what_the_program_made_itself_is_as_it_was_where_it_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("to");
+    let mut program = suspended("1x1GiB").start(None);
+    assert_eq!((program.ask("make 64"), program.ask("shut")), ("made".to_owned(), "shut".to_owned()));
+    let pid = program.pid() as i32;
+    let limit = |bytes| {
+        let most = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the pointer is to a local, and NULL asks for no answer.
+        let set = unsafe { libc::prlimit(pid, libc::RLIMIT_FSIZE, &raw const most, std::ptr::null_mut()) };
+        assert_eq!(set, 0);
+    };
+    // As long as no file may become longer than that, as on a disk that is full.
+    limit(4 * MIB);
+    let why = refused(&program, &to_folder(&to));
+    assert!(why.contains(to.to_str().unwrap()) && why.contains("cannot write") && why.lines().count() == 1, "{why}");
+    assert_eq!(files(&to), Vec::<PathBuf>::new(), "nothing is left of it");
+    eventually("all of it on its GPU", || page(&program).filter(|page| own(page, Place::is_gpu) == 64 * MIB));
+    limit(libc::RLIM_INFINITY);
+    assert_eq!(suspend_to(&program, &to)["disk_bytes"], 64 * MIB);
+    // And where the folder is gone for a while.
+    let moved = folder.path().join("elsewhere");
+    std::fs::rename(&to, &moved).unwrap();
+    let why = refused(&program, "resume");
+    assert!(why.contains(to.to_str().unwrap()) && why.lines().count() == 1, "{why}");
+    std::fs::rename(&moved, &to).unwrap();
+    assert_eq!(told(&program, "resume")["stayed_bytes"], 0);
+    assert_eq!(program.ask("open up"), "open");
+    is_right(&mut program);
+    assert_eq!(program.ask("handle"), ITS_HANDLE);
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+    program.ask("drop");
+    ends_well(program);
+}
+
+#[test]
+fn what_the_program_made_itself_goes_to_a_disk_once_no_gpu_is_used_for_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let setting = format!("1s:{}", folder.path().display());
+    let mut program = suspended("1x1GiB").env("GPUPOOL_IDLE_SUSPEND", &setting).start(None);
+    assert_eq!(program.ask("make 64"), "made");
+    for _ in 0..2 {
+        let is_on_disk = |page: &Snapshot| in_memory(page) == 0 && own(page, on_disk) == 64 * MIB;
+        eventually("no memory anywhere", || page(&program).filter(is_on_disk));
+        is_right(&mut program);
+    }
+    assert_eq!(program.ask("handle"), ITS_HANDLE);
+    program.ask("drop");
+    ends_well(program);
+}
+
+#[test]
+fn what_the_program_made_itself_is_back_from_the_disk_before_its_last_context_or_its_process_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    assert_eq!(program.ask("make 64"), "made");
+    suspend_to(&program, folder.path());
+    waits_to_destroy(&mut program);
+    assert_eq!(told(&program, "resume")["bytes"].as_u64(), Some(64 * MIB));
+    eventually("its end", || (program.ask("destroyed") == "yes").then_some(()));
+    program.ask("end");
+
+    let mut program = suspended("1x1GiB").start(None);
+    assert_eq!((program.ask("make 64"), program.ask("atexit")), ("made".to_owned(), "registered".to_owned()));
+    suspend_to(&program, folder.path());
+    assert_eq!(program.ask("fork"), "child ended with 7");
+    program.tell("exit");
+    let (status, _folder) = program.end();
+    assert_eq!(status.code(), Some(12), "{status}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
 }
 
 /// What removes them ends with it.

@@ -1,6 +1,7 @@
 //! Each call of the driver that a suspension and its end are made of fails once.
 
 use super::{MIB, gpupool, page};
+use gpupool_metrics::Snapshot;
 use harness::{Run, Running, eventually};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -21,33 +22,72 @@ fn told(program: &Running, arguments: &str) -> Result<(u64, u64), String> {
     }
 }
 
+/// What the program makes itself.
+#[derive(Clone, Copy)]
+struct Own {
+    kib: u64,
+    /// Whether it is mapped for nobody.
+    is_shut: bool,
+}
+
 /// The program's memory, and what each part of it counts up from.
-struct Memory(Vec<(u64, u64, u64)>);
+struct Memory {
+    blocks: Vec<(u64, u64, u64)>,
+    shut: Option<(u64, u64)>,
+}
 
 impl Memory {
     /// A block of its own, one on slabs that it shares, and what the program makes itself.
-    fn of(program: &mut Running) -> Self {
+    fn of(program: &mut Running, Own { kib, is_shut }: Own) -> Self {
         let block = |(kib, seed): (u64, u64)| (program.ask(&format!("block {kib} {seed}")).parse().unwrap(), kib, seed);
-        let mut all = [(6144, 5000), (40, 7000)].map(block).to_vec();
-        all.push((program.ask("own 2048 9000").parse().unwrap(), 2048, 9000));
-        Self(all)
+        let mut blocks = [(6144, 5000), (40, 7000)].map(block).to_vec();
+        let own = program.ask(&format!("own {kib} 9000")).parse().unwrap();
+        blocks.push((own, kib, 9000));
+        let memory = Self { blocks, shut: is_shut.then_some((own, kib)) };
+        memory.shut(program);
+        memory
+    }
+
+    fn shut(&self, program: &mut Running) {
+        if let Some((address, kib)) = self.shut {
+            assert_eq!(program.ask(&format!("shut {address} {kib}")), "shut");
+        }
     }
 
     #[track_caller]
     fn is_right(&self, program: &mut Running, what: &str) {
-        for (address, kib, seed) in &self.0 {
+        if let Some((address, kib)) = self.shut {
+            assert_eq!(program.ask(&format!("open {address} {kib}")), "open");
+        }
+        for (address, kib, seed) in &self.blocks {
             assert_eq!(program.ask(&format!("look {address} {kib}")), format!("{seed} 0"), "{what}");
         }
+        self.shut(program);
     }
+}
+
+/// Bytes that the program made itself, place by place where there are any.
+fn own(page: &Snapshot) -> Vec<(bool, bool, u32, u64)> {
+    let rows = page.levels.places.rows.iter().filter(|place| place.own > 0);
+    rows.map(|place| (place.on_host, place.on_disk, place.number, place.own)).collect()
 }
 
 /// Of a way there and back all calls, from the first to the last one.
 #[track_caller]
 fn each_call_fails(to: &str, gpus: &str, limit: &str, folder: Option<&Path>) {
+    each_call_fails_of(Own { kib: 2048, is_shut: false }, 1, to, gpus, limit, folder);
+}
+
+/// The same of a program of which what it makes itself lies at so many places.
+#[track_caller]
+fn each_call_fails_of(makes: Own, places: usize, to: &str, gpus: &str, limit: &str, folder: Option<&Path>) {
     let run = Run::program("checkpointed").sim(gpus).env("SIMCUDA_STRICT", "on").env("GPUPOOL_RESERVE", "16MiB");
     let run = run.env("GPUPOOL_HOST_LIMIT", "1GiB").env("GPUPOOL_LIMIT", limit).report().log().shim();
     let mut program = run.start(None);
-    let memory = Memory::of(&mut program);
+    let memory = Memory::of(&mut program, makes);
+    let all = |page: &Snapshot| own(page).iter().map(|(.., bytes)| bytes).sum::<u64>() == makes.kib << 10;
+    let lay = own(&eventually("what it made itself", || page(&program).filter(all)));
+    assert_eq!(lay.len(), places, "{lay:?}");
     let mut whys = BTreeSet::new();
     let (mut refused, mut stuck, mut count) = (0, 0, 0);
     for number in 1.. {
@@ -81,7 +121,8 @@ fn each_call_fails(to: &str, gpus: &str, limit: &str, folder: Option<&Path>) {
         eventually(&format!("all of it on its GPU ({what})"), || {
             let page = page(&program)?;
             let mut places = page.levels.places.rows.iter();
-            places.all(|place| !place.on_host && place.number == 0 || place.used == 0).then_some(())
+            let is_there = places.all(|place| !place.on_host && place.number == 0 || place.used == 0);
+            (is_there && own(&page) == lay).then_some(())
         });
         if let Some(folder) = folder {
             let left = std::fs::read_dir(folder).unwrap().count();
@@ -125,4 +166,26 @@ fn whichever_call_of_the_driver_fails_on_the_way_to_a_disk_or_back_nothing_is_lo
     let to = around.path().join("to");
     std::fs::create_dir(&to).unwrap();
     each_call_fails(&format!(" --to {}", to.display()), "1x1GiB", "0:1GiB", Some(&to));
+}
+
+/// It lies on two GPUs, on the host, or where none may read it.
+#[test]
+fn whichever_call_of_the_driver_fails_on_the_way_to_a_disk_or_back_nothing_is_lost_of_what_the_program_made_itself() {
+    let around = tempfile::tempdir().unwrap();
+    let to = around.path().join("to");
+    std::fs::create_dir(&to).unwrap();
+    let own = |kib, is_shut| Own { kib, is_shut };
+    for (makes, places, gpus, limit) in [
+        (own(24 << 10, false), 2, "2x1GiB", "0:20MiB"),
+        (own(2048, false), 1, "1x1GiB", "0:9MiB"),
+        (own(2048, true), 1, "1x1GiB", "0:1GiB"),
+    ] {
+        each_call_fails_of(makes, places, &format!(" --to {}", to.display()), gpus, limit, Some(&to));
+    }
+}
+
+/// The same in parts, where only those on GPUs leave.
+#[test]
+fn whichever_call_of_the_driver_fails_on_the_way_to_the_host_or_back_nothing_is_lost_of_memory_in_parts() {
+    each_call_fails_of(Own { kib: 24 << 10, is_shut: false }, 2, " --to host", "2x1GiB", "0:20MiB", None);
 }

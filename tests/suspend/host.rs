@@ -484,6 +484,15 @@ fn the_last_context_of_what_the_program_made_itself_ends_once_it_is_back() {
     let mut program = suspended("1x1GiB").start(None);
     assert_eq!(program.ask("make 64"), "made");
     assert_eq!(suspend(&program), 64 * MIB);
+    waits_to_destroy(&mut program);
+    assert_eq!(told(&program, "resume")["bytes"].as_u64(), Some(64 * MIB));
+    eventually("its end", || (program.ask("destroyed") == "yes").then_some(()));
+    program.ask("end");
+}
+
+/// Its context is to end, and does not before it is resumed.
+#[track_caller]
+pub(super) fn waits_to_destroy(program: &mut Running) {
     let tasks = format!("/proc/{}/task", program.pid());
     let threads = || -> Vec<_> {
         let all = std::fs::read_dir(&tasks).unwrap();
@@ -497,9 +506,6 @@ fn the_last_context_of_what_the_program_made_itself_ends_once_it_is_back() {
     };
     eventually("a thread that waits", || threads().iter().any(sleeps).then_some(()));
     assert_eq!(program.ask("destroyed"), "no");
-    assert_eq!(told(&program, "resume")["bytes"].as_u64(), Some(64 * MIB));
-    eventually("its end", || (program.ask("destroyed") == "yes").then_some(()));
-    program.ask("end");
 }
 
 #[test]

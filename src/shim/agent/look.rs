@@ -17,7 +17,7 @@ use crate::watch::{
 use gpupool_metrics::{
     Context, Counter, Finding, Gpu, LABELS, Label, Levels, Loan, Map, Page, Pinned, Place, Residence, Site, Table, now,
 };
-use gpupool_pool::{Place as Where, PlaceSpec, PlaceUsage, Usage};
+use gpupool_pool::{Place as Where, PlaceUsage, Usage};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// All that can change, without the time.
@@ -121,20 +121,18 @@ fn levels(usage: &Usage) -> Levels {
     }
 }
 
-/// What the pool has everywhere: nothing, before it has given out its first block. The program may have memory of its own there all the same.
+/// What the pool has everywhere: nothing, before it has given out its first block. The program may have memory of its own there all the same, and on a disk
+/// that the pool has put nothing on.
 fn places(usage: &Usage) -> Vec<PlaceUsage> {
-    let Some(plan) = backing::open::plan_made().filter(|_| usage.places.is_empty()) else {
-        return usage.places.clone();
+    let empty = |place, limit| PlaceUsage { place, limit, held: 0, used: 0, peak_used: 0, anchored: 0 };
+    let mut places = match backing::open::plan_made().filter(|_| usage.places.is_empty()) {
+        Some(plan) => plan.places.iter().map(|spec| empty(spec.place, spec.limit)).collect(),
+        None => usage.places.clone(),
     };
-    let empty = |spec: &PlaceSpec| PlaceUsage {
-        place: spec.place,
-        limit: spec.limit,
-        held: 0,
-        used: 0,
-        peak_used: 0,
-        anchored: 0,
-    };
-    plan.places.iter().map(empty).collect()
+    if handles::by_hand::bytes_at(Where::Disk) > 0 && !places.iter().any(|usage| usage.place == Where::Disk) {
+        places.push(empty(Where::Disk, 0));
+    }
+    places
 }
 
 fn place(usage: &PlaceUsage) -> Place {
@@ -150,7 +148,7 @@ fn place(usage: &PlaceUsage) -> Place {
     let plain = || suspend::spare::bytes() + checkpoint::bytes_on_host();
     let held = held + if place == Where::Host(0) { plain() } else { 0 };
     // What a disk takes is the disk's to say.
-    let limit = if on_disk { peak_used } else { limit };
+    let limit = if on_disk { peak_used.max(held.saturating_add(own)) } else { limit };
     let drained = matches!(place, Where::Gpu(_)) && backing::terms::is_drained(number);
     Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve, drained }
 }

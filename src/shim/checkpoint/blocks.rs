@@ -5,7 +5,7 @@
 //! they had when the program was stopped.
 
 use crate::backing::open::Opened;
-use crate::serve::handles::by_hand::{self, Read};
+use crate::serve::handles::by_hand::{self, NOBODY, Read};
 use crate::serve::memory::names::{self, Named};
 use crate::serve::memory::{call_sites, labels};
 use crate::watch::site;
@@ -52,8 +52,6 @@ pub const GUESSED: &str = "as others of its size: ";
 const SMALLEST: u64 = 512;
 /// Of the program's own memory, blocks have numbers from here on, which none of the pool reaches.
 pub const OWN: u64 = 1 << 63;
-/// Whoever copies memory that no context owns, as its handles belong to the process.
-pub const NOBODY: u64 = u64::MAX;
 
 /// Bytes of all blocks now: for a first guess at the room that they need.
 pub fn bytes(opened: &Opened) -> u64 {

@@ -5,13 +5,14 @@
 //! (`suspend/kept.rs`), below the same limits. Rejected: host memory of the pool, which the driver makes a tenth as fast (`image/crew.rs`).
 
 use super::Shuttles;
-use super::blocks::{NOBODY, Span};
+use super::blocks::Span;
 use crate::backing::copies;
 use crate::backing::open::Opened;
 use crate::gate;
 use crate::image::crew::{self, Crews, Part, Way};
 use crate::image::plain::Plain;
 use crate::image::{self, Failed};
+use crate::serve::handles::by_hand::NOBODY;
 use crate::suspend;
 use gpupool_cuda::Driver;
 use gpupool_pool::{Block, Free, Mover, Place, Request, Transfer};

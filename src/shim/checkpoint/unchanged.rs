@@ -55,7 +55,7 @@ pub struct Looked {
 pub fn learn(driver: &'static Driver, opened: &Opened) {
     let blocks = opened.pool.stretches();
     let pooled = blocks.iter().map(|(block, _)| (block.home, block.owner));
-    let own = by_hand::all_mapped().into_iter().map(|own| (own.asked, super::blocks::NOBODY));
+    let own = by_hand::all_mapped().into_iter().map(|own| (own.asked, by_hand::NOBODY));
     for (gpu, owner) in pooled.chain(own).collect::<BTreeMap<_, _>>() {
         if let Some((_, handle, _lives)) = mover::context_for(owner, gpu) {
             context::within_own(driver, handle, || kernels::learn(driver, gpu));

@@ -12,7 +12,7 @@ use super::why::Why;
 use crate::backing::host;
 use crate::backing::open::Opened;
 use crate::image::crew::Crews;
-use crate::serve::handles::by_hand::{self, Own};
+use crate::serve::handles::by_hand::{self, NOBODY, Own};
 use gpupool_cuda::{Driver, Physical};
 use gpupool_pool::{Block, FRAME, Piece, Place};
 use std::cell::Cell;
@@ -21,8 +21,6 @@ use std::path::Path;
 
 /// What is copied to plain memory before it leaves one GPU: half a second's work.
 const AT_ONCE: u64 = 16 << 30;
-/// Who owns the program's own memory, in the terms of [`gpupool_pool::Block::owner`].
-const NOBODY: u64 = u64::MAX;
 /// How often at most all of a program's memory is written to a folder because it has been given more meanwhile.
 const ROUNDS: u32 = 4;
 
@@ -49,7 +47,7 @@ fn of_own(own: Own) -> Range {
     Range { owner: NOBODY, home: own.asked, address: own.address, bytes: own.bytes }
 }
 
-/// Stores all memory of the pool that may leave in a folder, and of the program's own what lies on GPUs; `None` where there is none.
+/// Stores all memory of the pool and of the program's own that may leave in a folder; `None` where there is none.
 ///
 /// A call that asks for memory passes no gate, and one that was under way when the program was stopped may be given some while the rest is written: that is
 /// begun anew then, as soon as it is seen, since one process has one image in a folder. Rejected: to keep what came on the host, which would leave a program that
@@ -68,7 +66,7 @@ pub fn store(
     let leaves = Leaves::Suspended { target: &Target::Folder(folder.to_owned()), put: None, full: None };
     let there = || {
         let (near, own) = chosen(opened, leaves);
-        let own = own.into_iter().filter(|own| by_hand::may_go(own.address, own.asked)).map(of_own);
+        let own = own.into_iter().filter(|own| by_hand::why_unstored(opened, own).is_none()).map(of_own);
         own.chain(ranges(&near, |place| leaves.place(place))).collect()
     };
     // Asked at each step: a look at all blocks is made only where one was given out since.

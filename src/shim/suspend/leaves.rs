@@ -56,7 +56,7 @@ impl Full {
 
 impl<'a> Leaves<'a> {
     /// Whether this is a place that is left. A suspended program leaves GPUs that it works on; where all of its memory goes to the host, any;
-    /// and where it goes to a disk, all memory there is.
+    /// and where it goes to a disk, all memory there is, the program's own as well.
     pub fn place(self, place: Place) -> bool {
         match (self, place) {
             (_, Place::Disk | Place::Pageable) => false,
@@ -107,12 +107,13 @@ impl<'a> Leaves<'a> {
         !matches!(self, Self::Gpu { gpu, lent: true, .. } if gpu == home)
     }
 
-    /// Whether memory may go to this place, of those that it does not leave; of the program's own memory, where the target is not peers.
+    /// Whether memory may go to this place, of those that it does not leave; of the program's own memory, where the target is not peers. What is to go to a disk and
+    /// cannot goes nowhere else: no GPU reaches it, or others do.
     pub fn takes(self, opened: &Opened, place: Place) -> bool {
         match (self, place) {
             (_, Place::Disk | Place::Pageable) => false,
             (Self::Suspended { target, .. }, Place::Gpu(_)) => matches!(target, Target::Anywhere | Target::Peers),
-            (Self::Suspended { target, .. }, Place::Host(_)) => *target != Target::Peers,
+            (Self::Suspended { target, .. }, Place::Host(_)) => matches!(target, Target::Anywhere | Target::Host),
             (Self::Gpu { onto: Onto::Peers, .. }, Place::Host(_)) => false,
             // A suspended program's own GPUs are others' meanwhile.
             (Self::Gpu { away: true, .. }, Place::Gpu(gpu)) if context::is_on(Device::of(gpu)) => false,

@@ -1,5 +1,6 @@
 //! Which memory leaves its GPUs while nobody uses it, and in which order: of a program that is suspended, or that leaves one GPU alone.
 
+use super::Target;
 use super::leaves::Leaves;
 use super::parted::Parted;
 use super::put::Put;
@@ -107,7 +108,12 @@ pub fn leave(
             *leaving.stayed.entry(late()).or_default() += bytes;
             continue;
         }
-        let mut why = leaves.why_nowhere();
+        let kept_at = leaves.put().filter(|put| put.has(address, bytes)).map(Put::place);
+        let is_to_disk = matches!(leaves, Leaves::Suspended { target: Target::Folder(_), .. });
+        let mut why = match kept_at {
+            None if is_to_disk => Why::unstored(by_hand::why_unstored(opened, &Own { address, bytes, asked, place })),
+            _ => leaves.why_nowhere(),
+        };
         let stop = || stop(driver, held);
         let mut has_gone = |to: Place, gone: Result<(), Unplaced>| match gone {
             Ok(()) => true,
@@ -116,8 +122,7 @@ pub fn leave(
                 false
             }
         };
-        let kept_at = leaves.put().filter(|put| put.has(address, bytes)).map(Put::place);
-        let went = kept_at.is_some_and(|to| has_gone(to, by_hand::put_away(driver, address, bytes, to, stop)))
+        let went = kept_at.is_some_and(|to| has_gone(to, by_hand::put_away(driver, opened, address, bytes, to, stop)))
             || leaving.order(asked).into_iter().any(|to| {
                 // By its account alone the host has as much once more as lies in plain memory.
                 let has_room = !to.is_host() || terms::left_at(to) >= bytes;
@@ -151,9 +156,7 @@ pub fn chosen(opened: &Opened, leaves: Leaves<'_>) -> (Vec<Stretch>, Vec<Own>) {
         .into_iter()
         .filter(|(block, pieces)| leaves.concerns(block.home) && pieces.iter().any(|piece| leaves.place(piece.place)))
         .collect();
-    // What the program made itself and lies on the host is no memory of the pool's, and stays there.
-    let leaves_own =
-        |own: &Own| matches!(own.place, Place::Gpu(_)) && leaves.concerns(own.asked) && leaves.place(own.place);
+    let leaves_own = |own: &Own| leaves.concerns(own.asked) && leaves.place(own.place);
     let mut own: Vec<_> = by_hand::all().into_iter().filter(leaves_own).collect();
     if let Leaves::Gpu { gpu, most, cap, .. } = leaves {
         // A chunk moves as a whole, with all blocks that stand on it: one of them alone would stay, however little was asked for.

@@ -1,4 +1,4 @@
-//! Memory of a suspended program in files of a folder (`gpupool suspend --to DIR`).
+//! Memory of a suspended program in files of a folder (`gpupool suspend --to DIR`), the pool's and what the program made itself.
 //!
 //! **All of it is on the disk before any of it leaves.** What a disk takes can fail until its very last `fsync`, so the memory is written from where it
 //! lies, the generation is made whole, and only then does the pool let go of the memory ([`Place::Disk`]), by its addresses. On the way back each
@@ -14,6 +14,7 @@
 use crate::backing::mover::{self, Load};
 use crate::backing::open::Opened;
 use crate::image::{self, Failed, Shuttle, Stretch};
+use crate::serve::handles::by_hand::{self, NOBODY, Read};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_metrics::{Identity, Life};
 use gpupool_pool::Transfer;
@@ -162,6 +163,43 @@ impl Unread {
     }
 }
 
+/// From where a range is read.
+struct Source<'a> {
+    opened: &'a Opened,
+    gpu: u32,
+    address: u64,
+    /// How long a second mapping is that was made for this.
+    alias: Option<u64>,
+}
+
+impl<'a> Source<'a> {
+    /// The pool's memory is read where it is, by its home, and the program's own where some GPU may.
+    ///
+    /// # Errors
+    /// None may any more, or the driver refused what that takes; in words.
+    fn of(driver: &Driver, opened: &'a Opened, range: &Range) -> Result<Self, String> {
+        let &Range { owner, home, address, bytes } = range;
+        if owner != NOBODY {
+            return Ok(Self { opened, gpu: home, address, alias: None });
+        }
+        let own = by_hand::at(address).ok_or_else(|| format!("{address:#x} is mapped no more"))?;
+        match by_hand::readable(driver, opened, &own) {
+            Ok(Some(Read::There(gpu))) => Ok(Self { opened, gpu, address, alias: None }),
+            Ok(Some(Read::Aliased(gpu, address))) => Ok(Self { opened, gpu, address, alias: Some(bytes) }),
+            Ok(None) => Err(format!("no GPU that the program works on reaches {}", own.place)),
+            Err(result) => Err(format!("the driver answered {result} to a second mapping of what is at {}", own.place)),
+        }
+    }
+}
+
+impl Drop for Source<'_> {
+    fn drop(&mut self) {
+        if let Some(bytes) = self.alias {
+            by_hand::drop_alias(self.opened, self.address, bytes);
+        }
+    }
+}
+
 fn write(
     driver: &'static Driver,
     opened: &Opened,
@@ -175,18 +213,24 @@ fn write(
     let options = Options { expected: bytes, keep: Some(1), ..Options::default() };
     let writer = Writer::create(own, image::meta(opened), options).map_err(words)?;
     let mut done = 0;
+    // Whatever fails, these go behind the shuttle, which waits for its copies from them.
+    let mut sources: Vec<Source<'_>> = Vec::new();
     let mut shuttle: Option<(Shuttle, (u64, u32))> = None;
     let failed = |failed: Failed| failed.to_string();
-    for (id, Range { owner, home, address, bytes }) in (0..).zip(ranges) {
+    for (id, range) in (0..).zip(ranges) {
+        let Range { owner, home, address, bytes } = range;
+        let source = Source::of(driver, opened, range)?;
+        let (gpu, from) = (source.gpu, source.address);
+        sources.push(source);
         let key = writer
             .block(About { id, address: *address, bytes: *bytes, home: Some(*home), ..About::default() })
             .map_err(words)?;
-        let whose = (*owner, *home);
+        let whose = (*owner, gpu);
         if shuttle.as_ref().is_none_or(|(_, known)| *known != whose) {
             if let Some((mut last, _)) = shuttle.take() {
                 last.saved(&writer).map_err(failed)?;
             }
-            shuttle = Some((Shuttle::new(driver, *owner, *home).map_err(failed)?, whose));
+            shuttle = Some((Shuttle::new(driver, *owner, gpu).map_err(failed)?, whose));
         }
         let Some((shuttle, _)) = &mut shuttle else { continue };
         for at in (0..*bytes).step_by(STEP as usize) {
@@ -194,7 +238,7 @@ fn write(
                 return Err("whoever asked for it has gone".to_owned());
             }
             let bytes = STEP.min(bytes - at);
-            shuttle.save(&writer, key, at, address + at, bytes).map_err(failed)?;
+            shuttle.save(&writer, key, at, from + at, bytes).map_err(failed)?;
             done += bytes;
             progress(done);
         }
@@ -205,7 +249,7 @@ fn write(
     writer.finish().map_err(words)
 }
 
-/// Reads ranges of the pool's addresses to where they are wanted.
+/// Reads stored ranges to where they are wanted.
 fn loader(driver: &'static Driver, reader: Reader, ranges: Arc<BTreeMap<u64, (u64, u64)>>, unread: Unread) -> Load {
     let mut shuttle: Option<(Shuttle, (u64, u32))> = None;
     Box::new(move |owner, gpu, transfers| {

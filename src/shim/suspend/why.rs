@@ -3,6 +3,7 @@
 use super::kept::Refused;
 use crate::backing::terms;
 use crate::process;
+use crate::serve::handles::by_hand::Unstored;
 use crate::serve::memory::by_hand::Unplaced;
 use gpupool_config::format_size;
 use gpupool_cuda::CuResult;
@@ -22,6 +23,8 @@ const ROOM: &str = "room";
 const HOST_LIMIT: &str = "host_limit";
 /// Of `GPUPOOL_LIMIT` alone.
 const GPU_LIMIT: &str = "gpu_limit";
+/// Of what the program made itself.
+const OWN: &str = "own";
 /// Of what was not there yet when all of it was copied.
 const CAME: &str = "came";
 /// Of what was not tried any more, since the time was over.
@@ -96,7 +99,19 @@ impl Why {
             Unplaced::Refused(CuResult::OUT_OF_MEMORY) => {
                 Self::new(ROOM, format!("the driver has no room for it on {place}"))
             }
-            _ => Self::new("own", unplaced.in_words()),
+            _ => Self::new(OWN, unplaced.in_words()),
+        }
+    }
+
+    /// Of what the program made itself, and was not stored.
+    pub fn unstored(why: Option<Unstored>) -> Self {
+        match why {
+            Some(Unstored::Stays) => Self::new(OWN, Unplaced::Stayed.in_words()),
+            Some(Unstored::OutOfReach) => Self::new(
+                "reach",
+                "no GPU that the program works on reaches it where it lies, so that none can copy it",
+            ),
+            None => Self::came(),
         }
     }
 

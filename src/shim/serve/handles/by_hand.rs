@@ -18,6 +18,9 @@ use gpupool_events::BlockMove;
 use gpupool_pool::{Backend, Fault, Mover, Place, Transfer};
 use std::collections::BTreeMap;
 
+/// No context, in the terms of [`gpupool_pool::Block::owner`]: whichever of a GPU is there copies what has this one as its owner. No context owns handles.
+pub const NOBODY: u64 = u64::MAX;
+
 /// Whether memory of the program's own is mapped at this address, as far as that is known here; also what only the driver can place.
 pub fn is_own(address: u64) -> bool {
     let is_known = |inventory: &mut Inventory| inventory.mapping_at(address).is_some();
@@ -127,7 +130,7 @@ pub fn all_mapped() -> Vec<Own> {
 pub enum Read {
     /// This GPU, which has a context, may read it where the program has mapped it.
     There(u32),
-    /// The program lets none of those read it that have one; this GPU may by a second mapping, which the caller takes down ([`Mover::drop_alias`]).
+    /// The program lets none of those read it that have one; this GPU may by a second mapping, which the caller takes down ([`drop_alias`]).
     Aliased(u32, u64),
 }
 
@@ -136,28 +139,66 @@ pub enum Read {
 /// # Errors
 /// The driver's answer to a second mapping.
 pub fn readable(driver: &Driver, opened: &Opened, own: &Own) -> Result<Option<Read>, CuResult> {
-    let &Own { address, bytes, asked, place } = own;
+    let &Own { bytes, place, .. } = own;
+    let gpu = match reader(opened, own) {
+        Some((gpu, true)) => return Ok(Some(Read::There(gpu))),
+        Some((gpu, false)) => gpu,
+        None => return Ok(None),
+    };
+    // The program may have released its own reference.
+    let handle = driver.retain_at(own.address)?;
+    let alias = opened.pool.backend().alias(handle, bytes, place).map_err(error_of);
+    let released = exchange::again(|| driver.release(handle));
+    let address = alias?;
+    if !released.is_ok() {
+        drop_alias(opened, address, bytes);
+        return Err(released);
+    }
+    Ok(Some(Read::Aliased(gpu, address)))
+}
+
+/// Which GPU reads this, and whether it may where the program has mapped it.
+fn reader(opened: &Opened, own: &Own) -> Option<(u32, bool)> {
+    let &Own { address, asked, place, .. } = own;
     let working = |gpu: &u32| context::is_on(Device::of(*gpu));
     // What was asked for on one GPU is read by that one where that can be: it has its buffers already.
     let others = opened.plan.topology.gpus.iter().map(|gpu| gpu.ordinal).filter(|gpu| *gpu != asked);
     let all = std::iter::once(asked).chain(others).filter(working);
     let may = |gpu: &u32| with_range(address, 1, |inventory| inventory.is_readable(address, *gpu)).unwrap_or(false);
-    if let Some(gpu) = all.clone().find(may) {
-        return Ok(Some(Read::There(gpu)));
-    }
     let reachers: Vec<u32> = opened.plan.readers(place).collect();
-    let mut reaching = all.filter(|gpu| reachers.contains(gpu));
-    let Some(gpu) = reaching.next() else { return Ok(None) };
-    // The program may have released its own reference.
-    let handle = driver.retain_at(address)?;
-    let alias = opened.pool.backend().alias(handle, bytes, place).map_err(error_of);
-    let released = exchange::again(|| driver.release(handle));
-    let address = alias?;
-    if !released.is_ok() {
-        let _ = opened.pool.backend().drop_alias(address, bytes);
-        return Err(released);
+    let reaches = |gpu: &u32| reachers.contains(gpu);
+    // Who may read one part of several may read all, and does not reach each.
+    let there = || all.clone().find(|gpu| may(gpu) && reaches(gpu)).or_else(|| all.clone().find(may));
+    there().map(|gpu| (gpu, true)).or_else(|| all.clone().find(reaches).map(|gpu| (gpu, false)))
+}
+
+/// Takes a second mapping down that [`readable`] made. One that stayed would keep the memory for good.
+pub fn drop_alias(opened: &Opened, address: u64, bytes: u64) {
+    let _ = exchange::again(|| {
+        opened.pool.backend().drop_alias(address, bytes).map_or_else(error_of, |()| CuResult::SUCCESS)
+    });
+}
+
+/// What [`all`] has at this address.
+pub fn at(address: u64) -> Option<Own> {
+    with_range(address, 1, |inventory| inventory.own_part_at(address)).flatten()
+}
+
+/// Why something cannot be stored and taken away then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unstored {
+    /// Something reaches its pages past its addresses, or a call uses it.
+    Stays,
+    /// No GPU that the program works on reaches where it lies.
+    OutOfReach,
+}
+
+/// Why this cannot be stored, if it cannot; [`readable`] finds from where it is read.
+pub fn why_unstored(opened: &Opened, own: &Own) -> Option<Unstored> {
+    match with_range(own.address, 1, |inventory| inventory.may_go(own.address)) {
+        Some(true) => reader(opened, own).is_none().then_some(Unstored::OutOfReach),
+        _ => Some(Unstored::Stays),
     }
-    Ok(Some(Read::Aliased(gpu, address)))
 }
 
 /// Bytes of the program's own memory at a place, mapped or not.
@@ -192,7 +233,7 @@ pub fn count_so_far() -> u64 {
 
 /// Whether nothing is behind what the program has mapped at this address: its contents are kept by [`put_away`]'s caller.
 pub fn is_away(address: u64) -> bool {
-    let is_away = |inventory: &mut Inventory| Some(inventory.is_all_stored(address));
+    let is_away = |inventory: &mut Inventory| Some(inventory.is_stored_at(address));
     super::with_known(is_away).unwrap_or(false)
 }
 
@@ -201,20 +242,22 @@ pub fn is_any_away() -> bool {
     [Place::Pageable, Place::Disk].into_iter().any(|place| bytes_at(place) > 0)
 }
 
-/// Takes what is mapped at `start` off its GPU, while what `alone` gives is held: its contents are kept by its address in files or in plain memory (`to`), and the program waits until
-/// [`bring_in`] has brought it back.
+/// Takes what [`all`] says is mapped at `start` off its place, while what `alone` gives is held: its contents are kept by its address in files or in plain memory (`to`), and the
+/// program waits until [`bring_in`] has brought it back.
 ///
 /// # Errors
 /// It stays; why.
 pub fn put_away<A>(
     driver: &Driver,
+    opened: &Opened,
     start: u64,
     bytes: u64,
     to: Place,
     alone: impl Fn() -> Option<A>,
 ) -> Result<(), Unplaced> {
+    let readers = |place: Place| opened.plan.readers(place).collect();
     let answer = match alone() {
-        Some(_alone) => exchange::put_away(driver, start, to),
+        Some(_alone) => exchange::put_away(driver, start, to, &readers),
         None => Err(Stays::InUse),
     };
     answer.map_err(|stays| unplaced(stays, bytes, to))
@@ -234,7 +277,7 @@ pub fn bring_in<A>(
     asked: u32,
     alone: impl Fn() -> Option<A>,
 ) -> Result<(), Unplaced> {
-    let copier = copier(driver, asked);
+    let copier = copier(driver, opened, asked, place);
     let copy = |fetched: &[(u64, u64, u64)]| {
         let transfer = |&(to, from, bytes): &(u64, u64, u64)| Transfer {
             from,
@@ -250,23 +293,22 @@ pub fn bring_in<A>(
     to_place(opened, place, bytes, alone, comes)
 }
 
-/// The GPU that copies: what was asked for on one GPU is reached by that one wherever it lies, but who copies needs a context there.
-fn copier(driver: &Driver, asked: u32) -> u32 {
-    // The agent has no current one. Which other GPU is used is the same: windows for the copy are granted to it.
-    let any = || {
-        let mut living = context::all().into_iter().filter(|context| context.live_handle().is_some());
-        living.next().map(|context| context.device)
-    };
+/// The GPU that copies to a place: what was asked for on one GPU is reached by that one wherever it lies, but who copies needs a context there.
+fn copier(driver: &Driver, opened: &Opened, asked: u32, place: Place) -> u32 {
     if context::is_on(Device::of(asked)) {
-        asked
-    } else {
-        driver.current_device().ok().or_else(any).map_or(asked, |copier| copier.ordinal())
+        return asked;
     }
+    // The agent has no current one. Which other GPU is used is the same, as long as it reaches the place: windows for the copy are granted to it.
+    let living = context::all().into_iter().filter(|context| context.live_handle().is_some());
+    let all = driver.current_device().into_iter().chain(living.map(|context| context.device));
+    let all: Vec<u32> = all.map(|device| device.ordinal()).collect();
+    let reachers: Vec<u32> = opened.plan.readers(place).collect();
+    all.iter().find(|gpu| reachers.contains(gpu)).or(all.first()).copied().unwrap_or(asked)
 }
 
 fn copied(opened: &Opened, copier: u32, transfers: &[Transfer]) -> CuResult {
     let backend = opened.pool.backend();
-    let copied = backend.prepare(u64::MAX, copier).and_then(|()| backend.copy(u64::MAX, copier, transfers));
+    let copied = backend.prepare(NOBODY, copier).and_then(|()| backend.copy(NOBODY, copier, transfers));
     copied.map_or_else(error_of, |()| CuResult::SUCCESS)
 }
 
@@ -316,7 +358,7 @@ fn move_much<A>(
     asked: u32,
     alone: impl Fn() -> Option<A>,
 ) -> Result<(), Unplaced> {
-    let copier = copier(driver, asked);
+    let copier = copier(driver, opened, asked, place);
     let inward = place == Place::Gpu(asked);
     let copy = |to: u64, from: u64, bytes: u64| {
         copied(opened, copier, &[Transfer { from, to, bytes, inward, stored: false, between: false }])
@@ -339,7 +381,7 @@ pub fn move_part(
     mut is_quiet: impl FnMut() -> bool,
 ) -> Result<(), Unplaced> {
     let &OwnPiece { start, bytes, asked, .. } = piece;
-    let copier = copier(driver, asked);
+    let copier = copier(driver, opened, asked, place);
     let inward = place == Place::Gpu(asked);
     let is_other = |place: Place| matches!(place, Place::Gpu(gpu) if gpu != copier);
     let between = is_other(piece.place) && is_other(place);

@@ -15,6 +15,7 @@ use super::{SETTLED, with_inventory};
 use crate::backing::reclaim;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Physical, Properties};
 use gpupool_pool::{Claim, Place};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Why memory stays on its physical pages.
@@ -56,8 +57,15 @@ struct Moving {
 }
 
 impl Inventory {
-    /// Whether the physical pages of this number's memory may change.
+    /// Whether the physical pages of this number's memory may change, all of which are there.
     fn may_move(&self, number: Number) -> Result<(), Stays> {
+        self.may_change(number)?;
+        let is_there = self.memory.get(&number).is_some_and(|memory| memory.away.is_empty());
+        if is_there { Ok(()) } else { Err(Stays::InUse) }
+    }
+
+    /// The same of those that are there.
+    fn may_change(&self, number: Number) -> Result<(), Stays> {
         let memory = self.memory.get(&number).ok_or(Stays::Unknown)?;
         if memory.origin == Origin::Imported {
             return Err(Stays::Imported);
@@ -65,7 +73,7 @@ impl Inventory {
         if let Some(anchor) = memory.anchors.first() {
             return Err(Stays::Anchored(anchor));
         }
-        if memory.calls > 0 || memory.retaining > 0 || memory.moving || memory.away.is_some() {
+        if memory.calls > 0 || memory.retaining > 0 || memory.moving {
             return Err(Stays::InUse);
         }
         let is_whole = |mapping: &Mapping| mapping.offset == 0 && mapping.bytes == memory.bytes();
@@ -73,16 +81,13 @@ impl Inventory {
         if mappings.all(is_whole) { Ok(()) } else { Err(Stays::MappedInPart) }
     }
 
-    /// Whether nothing need be behind what is mapped at this address while its contents are kept: it may change its pages, and is in one piece.
+    /// Whether nothing need be behind what is mapped at this address while its contents are kept: it may change its pages.
     pub fn may_go(&self, address: u64) -> bool {
-        let Some((_, mapping)) = self.mapping_at(address) else { return false };
-        let is_one = |number| self.memory.get(&number).is_some_and(|memory| memory.parts.len() == 1);
-        is_one(mapping.number) && self.may_move(mapping.number).is_ok()
+        self.mapping_at(address).is_some_and(|(_, mapping)| self.may_change(mapping.number).is_ok())
     }
 
-    /// All of this number's memory is about to change its pages, or the part alone that begins at this offset.
+    /// All of this number's memory is about to change its pages, or the part alone that begins at this offset. The caller has asked whether it may.
     fn begin_move(&mut self, number: Number, part: Option<u64>) -> Result<Moving, Stays> {
-        self.may_move(number)?;
         let memory = self.memory.get_mut(&number).ok_or(Stays::Unknown)?;
         let (which, offset) = match part {
             None => (0..memory.parts.len(), 0),
@@ -111,14 +116,11 @@ impl Inventory {
         if !moving.is_part {
             return self.widen_for(&moving.mappings, readers);
         }
-        for (start, mapping) in &moving.mappings {
-            if let Some(known) = self.mappings.get_mut(start) {
-                known.widened.extend(mapping.for_readers(readers));
-            }
-        }
+        self.widen_part_for(&moving.mappings, readers);
     }
 
-    /// These parts are behind a number from here on, charged or not, and what was there before is not, but for what is among them.
+    /// These parts are behind a number from here on, charged or not, and what was there before is not. As many as before stand for those one by one, and then what is
+    /// the same as before stays: parts without a handle differ in nothing else.
     /// Memory of several parts is charged, always.
     fn replace(&mut self, number: Number, new: &[Part], charged: bool) {
         let Some(memory) = self.memory.get_mut(&number) else { return };
@@ -128,7 +130,8 @@ impl Inventory {
         memory.charged = charged;
         let (is_elsewhere, is_disguised) = (memory.asked_elsewhere(), memory.is_disguised());
         self.disguised = self.disguised + usize::from(is_disguised) - usize::from(was_disguised);
-        for part in old.iter().filter(|part| !new.contains(part)) {
+        let stays = |nth: usize| old.len() == new.len() && old.get(nth) == new.get(nth);
+        for (_, part) in old.iter().enumerate().filter(|(nth, _)| !stays(*nth)) {
             if self.numbers.get(&part.handle) == Some(&number) {
                 self.numbers.remove(&part.handle);
             }
@@ -145,6 +148,16 @@ impl Inventory {
         }
     }
 
+    /// A part of what is mapped at these is where these reach it; who may use the others may still.
+    fn widen_part_for(&mut self, mappings: &[(u64, Mapping)], readers: &[u32]) {
+        for (start, _) in mappings {
+            if let Some(known) = self.mappings.get_mut(start) {
+                let more = known.for_readers(readers);
+                known.widened.extend(more);
+            }
+        }
+    }
+
     fn widen_for(&mut self, mappings: &[(u64, Mapping)], readers: &[u32]) {
         for (start, mapping) in mappings {
             if let Some(known) = self.mappings.get_mut(start) {
@@ -154,42 +167,67 @@ impl Inventory {
     }
 
     /// What [`put_away`] took away is behind its number no more; it is counted where it is kept.
-    fn end_away(&mut self, moving: &Moving, away: Away, place: Place, bytes: u64) {
+    fn end_away(&mut self, moving: &Moving, away: Away, place: Place) {
+        let bytes = moving.bytes();
         if let Some(accounts) = self.accounts {
             accounts.charge_existing(Claim::Handles, place, bytes);
         }
-        self.replace(moving.number, &[Part { handle: NO_HANDLE, place, bytes }], true);
+        let mut all = moving.all.clone();
+        all[moving.which.clone()].fill(Part { handle: NO_HANDLE, place, bytes });
+        self.replace(moving.number, &all, true);
         if let Some(memory) = self.memory.get_mut(&moving.number) {
-            (memory.moving, memory.away, memory.held) = (false, Some(away), 0);
+            memory.moving = false;
+            memory.away.insert(moving.offset, away);
+            // Of several parts the others are there still. Each comes back with as many as those have: nothing is released meanwhile.
+            if !moving.is_part {
+                memory.held = 0;
+            }
         }
     }
 
-    /// What is away of these is on its way back.
+    /// What is away of these is on its way back, until [`Inventory::end_returns`].
     fn begin_return(&mut self, addresses: &[u64]) -> Vec<Coming> {
         let mut all = Vec::with_capacity(addresses.len());
+        let mut begun = BTreeSet::new();
         for &address in addresses {
-            let Some(number) = self.mapping_at(address).map(|(_, mapping)| mapping.number) else { continue };
+            let Some((number, nth, offset)) = self.part_at(address) else { continue };
             let of_it = self.mappings.iter().filter(|(_, mapping)| mapping.number == number);
             let mappings = of_it.map(|(start, mapping)| (*start, mapping.clone())).collect();
-            let Some(memory) = self.memory.get_mut(&number).filter(|memory| !memory.moving) else { continue };
-            let Some(away) = memory.away else { continue };
+            let Some(memory) = self.memory.get_mut(&number) else { continue };
+            let Some(&away) = memory.away.get(&offset).filter(|_| !memory.moving || begun.contains(&number)) else {
+                continue;
+            };
             memory.moving = true;
-            let (bytes, is_held) = (memory.bytes(), memory.references > 0);
-            all.push(Coming { number, address, bytes, away, is_held, mappings });
+            begun.insert(number);
+            let (bytes, is_held, is_part) = (memory.parts[nth].bytes, memory.references > 0, memory.parts.len() > 1);
+            all.push(Coming { number, nth, offset, is_part, address, bytes, away, is_held, mappings });
         }
         all
     }
 
-    /// How that ended: with this behind the number, or with nothing as before.
+    /// How that ended for one of them: with this behind the number, or with nothing as before.
     fn end_return(&mut self, coming: &Coming, new: Option<Part>, readers: &[u32]) {
-        let Some(memory) = self.memory.get_mut(&coming.number) else { return };
-        memory.moving = false;
-        let Some(part) = new else { return };
-        memory.away = None;
-        memory.held = u64::from(coming.is_held);
-        self.replace(coming.number, &[part], coming.is_charged_at(part.place));
-        if part.place != coming.away.from {
+        let Some((memory, part)) = self.memory.get_mut(&coming.number).zip(new) else { return };
+        memory.away.remove(&coming.offset);
+        if !coming.is_part {
+            memory.held = u64::from(coming.is_held);
+        }
+        let mut all = memory.parts.clone();
+        all[coming.nth] = part;
+        self.replace(coming.number, &all, coming.is_charged_at(part.place));
+        if coming.is_part {
+            self.widen_part_for(&coming.mappings, readers);
+        } else if part.place != coming.away.from {
             self.widen_for(&coming.mappings, readers);
+        }
+    }
+
+    /// None of these is on its way any more.
+    fn end_returns(&mut self, coming: &[Coming]) {
+        for Coming { number, .. } in coming {
+            if let Some(memory) = self.memory.get_mut(number) {
+                memory.moving = false;
+            }
         }
     }
 }
@@ -200,6 +238,11 @@ const NO_HANDLE: Physical = Physical::from_raw(0);
 /// Memory that is away while it is brought back.
 struct Coming {
     number: Number,
+    /// Which of its parts, and where that begins in it.
+    nth: usize,
+    offset: u64,
+    /// Whether there are others, which others may reach.
+    is_part: bool,
     /// By which its contents are kept.
     address: u64,
     bytes: u64,
@@ -217,7 +260,7 @@ impl Coming {
 
     /// Who may use it at a place that these reach.
     fn access_at(&self, mapping: &Mapping, place: Place, readers: &[u32]) -> Vec<Access> {
-        if place == self.away.from { mapping.access() } else { mapping.access_for(readers) }
+        if place == self.away.from && !self.is_part { mapping.access() } else { mapping.access_for(readers) }
     }
 
     fn properties(&self, place: Place) -> Properties {
@@ -228,10 +271,11 @@ impl Coming {
     /// Maps this wherever the memory was mapped, or nowhere.
     fn put_everywhere(&self, driver: &Driver, part: Part, readers: &[u32]) -> CuResult {
         for (nth, (start, mapping)) in self.mappings.iter().enumerate() {
-            let result = put(driver, *start, &[part], &self.access_at(mapping, part.place, readers));
+            let access = self.access_at(mapping, part.place, readers);
+            let result = put(driver, *start + self.offset, &[part], &access);
             if !result.is_ok() {
-                for (start, mapping) in &self.mappings[..nth] {
-                    let _ = again(|| driver.unmap(*start, mapping.bytes));
+                for (start, _) in &self.mappings[..nth] {
+                    let _ = again(|| driver.unmap(*start + self.offset, self.bytes));
                 }
                 return result;
             }
@@ -407,12 +451,12 @@ impl Moving {
     }
 
     /// Takes it out of all mappings, or of none.
-    fn unmap_all(&self, driver: &Driver) -> Result<(), Stays> {
+    fn unmap_all(&self, driver: &Driver, readers: &dyn Fn(Place) -> Vec<u32>) -> Result<(), Stays> {
         for (nth, (start, _)) in self.mappings.iter().enumerate() {
             if let Err(refused) = driver.unmap(*start + self.offset, self.bytes()).ok() {
                 let done = self.mappings[..nth].iter();
                 return Err(done.fold(Stays::Refused(refused), |refused, (start, mapping)| {
-                    self.put_back(driver, *start, &mapping.access(), refused)
+                    self.put_back(driver, *start, &self.access_before(mapping, readers), refused)
                 }));
             }
         }
@@ -445,6 +489,7 @@ pub fn move_to(
     let moving = with_inventory(|inventory| {
         let (start, mapping) = inventory.mapping_at(address).ok_or(Stays::Unknown)?;
         let number = mapping.number;
+        inventory.may_move(number)?;
         let has_parts = || inventory.memory.get(&number).is_some_and(|memory| memory.parts.len() > 1);
         let is_part = much == Much::Part || much == Much::Each && has_parts();
         inventory.begin_move(number, is_part.then_some(address - start))
@@ -492,25 +537,29 @@ pub fn move_to(
     }
 }
 
-/// Takes the physical memory of what is mapped at an address away, whose contents somebody keeps by that address in files or in plain memory (`place`). As for [`move_to`], nobody uses it
-/// meanwhile, and nobody may before [`bring_in`] has brought it back.
-pub fn put_away(driver: &Driver, address: u64, place: Place) -> Result<(), Stays> {
+/// Takes the physical memory of what is mapped at an address away, of several parts the one that begins there. Somebody keeps its contents by that address in files or in plain
+/// memory (`place`). As for [`move_to`], nobody uses it meanwhile, and nobody may before [`bring_in`] has brought it back; `readers` as there.
+pub fn put_away(driver: &Driver, address: u64, place: Place, readers: &dyn Fn(Place) -> Vec<u32>) -> Result<(), Stays> {
     let moving = with_inventory(|inventory| {
-        let number = inventory.mapping_at(address).map(|(_, mapping)| mapping.number).ok_or(Stays::Unknown)?;
-        let was_charged = inventory.memory.get(&number).is_some_and(|memory| memory.charged);
-        Ok((inventory.begin_move(number, None)?, was_charged))
+        let (number, _, begin) = inventory.part_at(address).ok_or(Stays::Unknown)?;
+        inventory.may_change(number)?;
+        let memory = inventory.memory.get(&number).ok_or(Stays::Unknown)?;
+        if memory.away.contains_key(&begin) {
+            return Err(Stays::InUse);
+        }
+        let (was_charged, is_part) = (memory.charged, memory.parts.len() > 1);
+        Ok((inventory.begin_move(number, is_part.then_some(begin))?, was_charged))
     });
     let (moving, was_charged) = moving?;
-    let bytes = moving.bytes();
     let kept = moving.keep(driver);
     let taken = kept.and_then(|()| {
         let [Part { handle, place: from, .. }] = *moving.old() else { return Err(Stays::MappedInPart) };
         let Properties { handle_types, .. } = driver.properties_of(handle).map_err(Stays::Refused)?;
-        moving.unmap_all(driver)?;
+        moving.unmap_all(driver, readers)?;
         Ok(Away { from, was_charged, handle_types, rdma: moving.rdma })
     });
     with_inventory(|inventory| match taken {
-        Ok(away) => inventory.end_away(&moving, away, place, bytes),
+        Ok(away) => inventory.end_away(&moving, away, place),
         Err(_) => inventory.end_move(&moving, None, &[]),
     });
     SETTLED.notify_all();
@@ -564,6 +613,7 @@ pub fn bring_in(
             let _ = again(|| driver.release(part.handle));
         }
     }
+    with_inventory(|inventory| inventory.end_returns(&coming));
     SETTLED.notify_all();
     answer
 }
@@ -674,7 +724,7 @@ mod tests {
     use std::sync::OnceLock;
     use std::thread;
 
-    const BYTES: u64 = 4 << 20;
+    const BYTES: u64 = 8 << 20;
     const HOME: Place = Place::Gpu(0);
     const PEER: Place = Place::Gpu(1);
 
@@ -800,10 +850,20 @@ mod tests {
 
     impl<'a> Program<'a> {
         fn new(machine: &'a Machine) -> Self {
+            Self::of_parts(machine, &[HOME])
+        }
+
+        /// In as many parts, all of one size, each at its place.
+        fn of_parts(machine: &'a Machine, places: &[Place]) -> Self {
             let driver = machine.driver;
-            let handle = driver.create(BYTES, &gpupool_cuda::Properties::of(HOME)).unwrap();
-            let part = Part { handle, place: HOME, bytes: BYTES };
-            let number = with_inventory(|inventory| inventory.made(0, vec![part], false));
+            let bytes = BYTES / places.len() as u64;
+            let part = |place: &Place| {
+                let handle = driver.create(bytes, &gpupool_cuda::Properties::of(*place)).unwrap();
+                Part { handle, place: *place, bytes }
+            };
+            let parts: Vec<Part> = places.iter().map(part).collect();
+            let charged = parts.len() > 1;
+            let number = with_inventory(|inventory| inventory.made(0, parts, charged));
             let window = driver.reserve(2 * BYTES).unwrap();
             let program = Self { machine, number, writable: window, readable: window + BYTES };
             program.map(program.writable, 3);
@@ -814,10 +874,10 @@ mod tests {
 
         fn map(&self, address: u64, flags: c_int) {
             let driver = self.machine.driver;
-            let handles::Behind::One(handle) = handles::begin_map(self.number).unwrap() else {
-                panic!("it is in one piece")
-            };
-            assert_eq!(driver.map(address, BYTES, handle, 0), CuResult::SUCCESS);
+            match handles::begin_map(self.number).unwrap() {
+                handles::Behind::One(handle) => assert_eq!(driver.map(address, BYTES, handle, 0), CuResult::SUCCESS),
+                handles::Behind::Parts(parts) => assert_eq!(put(driver, address, &parts, &[]), CuResult::SUCCESS),
+            }
             handles::end_map(self.number, address, BYTES, 0, true);
             let access = [Access { location: Location { kind: Location::DEVICE, id: 0 }, flags }];
             let call = || driver.set_access(address, BYTES, &access);
@@ -841,8 +901,9 @@ mod tests {
 
         fn release(&self) {
             let handles::Release::Parts(releasing) = handles::release(self.number) else { panic!("it is held") };
-            let handle = releasing.parts()[0].handle;
-            assert_eq!(self.machine.driver.release(handle), CuResult::SUCCESS);
+            for part in releasing.parts() {
+                assert_eq!(self.machine.driver.release(part.handle), CuResult::SUCCESS);
+            }
             handles::end_release(releasing, true);
         }
 
@@ -990,6 +1051,10 @@ mod tests {
         }
     }
 
+    fn take_away(machine: &Machine, address: u64, place: Place) -> Result<(), Stays> {
+        put_away(machine.driver, address, place, &|_| vec![0, 1])
+    }
+
     /// Fetches what is kept of [`Program::new`]'s memory.
     fn fetched(list: &[(u64, u64, u64)]) -> CuResult {
         let set = simulated::<unsafe extern "C" fn(u64, u32, usize) -> CuResult>(c"cuMemsetD32_v2");
@@ -1009,8 +1074,8 @@ mod tests {
                 programs[0].release();
             }
             for start in starts {
-                assert_eq!(put_away(machine.driver, start, Place::Pageable), Ok(()));
-                assert_eq!(put_away(machine.driver, start, Place::Pageable), Err(Stays::InUse), "it is away");
+                assert_eq!(take_away(&machine, start, Place::Pageable), Ok(()));
+                assert_eq!(take_away(&machine, start, Place::Pageable), Err(Stays::InUse), "it is away");
                 assert_eq!(machine.moves(start, PEER, &[0]), Err(Stays::InUse));
             }
             assert_eq!((machine.used(0), machine.used(1), machine.handles()), before);
@@ -1032,41 +1097,129 @@ mod tests {
         }
     }
 
+    /// Whether each of so many parts is away that are mapped from an address on.
+    fn are_away(start: u64, parts: usize) -> Vec<bool> {
+        let step = BYTES as usize / parts;
+        (0..BYTES).step_by(step).map(|offset| handles::by_hand::is_away(start + offset)).collect()
+    }
+
+    #[test]
+    fn of_several_parts_each_goes_and_comes_back_by_itself() {
+        let machine = Machine::start();
+        let quarter = BYTES / 4;
+        for is_held in [true, false] {
+            let before = (machine.used(0), machine.used(1), machine.handles());
+            let program = Program::of_parts(&machine, &[HOME, HOME, PEER, PEER]);
+            if !is_held {
+                program.release();
+            }
+            let [at_home, at_peer] = [[0, 1], [2, 3]].map(|parts| parts.map(|nth| program.writable + nth * quarter));
+            for (nth, start) in (1..).zip([at_home[1], at_peer[0], at_home[0], at_peer[1]]) {
+                assert_eq!(take_away(&machine, start, Place::Disk), Ok(()));
+                assert_eq!(take_away(&machine, start, Place::Disk), Err(Stays::InUse), "it is away");
+                assert_eq!(machine.moves(start, PEER, &[0]), Err(Stays::InUse));
+                assert_eq!(are_away(program.readable, 4).into_iter().filter(|is_away| *is_away).count(), nth);
+            }
+            assert_eq!((machine.used(0), machine.used(1), machine.handles()), before);
+            // Some of it has no room there.
+            assert_eq!(bring_in(machine.driver, &at_peer[..1], HOME, &[0, 1], 0, fetched), Ok(()));
+            assert_eq!(are_away(program.writable, 4), [true, true, false, true]);
+            assert_eq!(program.may_move(), Err(Stays::InUse));
+            let machine_before = (machine.used(0), machine.handles());
+            assert_eq!(bring_in(machine.driver, &at_peer, PEER, &[0, 1], 0, fetched), Ok(()));
+            assert_eq!((machine.used(0), machine.used(1)), (machine_before.0, before.1 + quarter));
+            assert_eq!(bring_in(machine.driver, &at_home, HOME, &[0, 1], 0, fetched), Ok(()));
+            assert_eq!((program.seen(), program.may_move()), (SEEN, Ok(())));
+            let peers = [0, 3].map(|nth| machine.access(program.readable + nth * quarter, 1));
+            assert_eq!(peers, [1, 1], "who reaches a part may use it as much as any other");
+            machine.write(program.writable, 8);
+            assert_eq!(machine.read(program.readable), (8, 8), "one memory behind both");
+            if is_held {
+                program.release();
+            }
+            program.unmap();
+            assert_eq!((machine.used(0), machine.used(1), machine.handles()), before);
+        }
+    }
+
+    #[test]
+    fn parts_that_are_away_are_alike_and_are_counted_one_by_one() {
+        let specs = [HOME, Place::Disk].map(|place| gpupool_pool::PlaceSpec { place, limit: 100 });
+        let accounts: &gpupool_pool::Accounts = Box::leak(Box::new(gpupool_pool::Accounts::new(&specs)));
+        let counted = || [HOME, Place::Disk].map(|place| accounts.of(Claim::Handles, place));
+        let mut inventory = Inventory::default();
+        inventory.accounts = Some(accounts);
+        assert!(accounts.charge(Claim::Handles, HOME, 20));
+        let part = |raw| Part { handle: Physical::from_raw(raw), place: HOME, bytes: 10 };
+        let number = inventory.made(0, vec![part(7), part(8)], true);
+        assert!(inventory.begin_map(number).is_some());
+        inventory.end_map(number, 1000, 20, 0, true);
+        for (offset, expected) in [(0, [10, 10]), (10, [0, 20])] {
+            let moving = inventory.begin_move(number, Some(offset)).unwrap();
+            let away = Away { from: HOME, was_charged: true, handle_types: 0, rdma: 0 };
+            inventory.end_away(&moving, away, Place::Disk);
+            assert_eq!(counted(), expected);
+        }
+        for (address, expected) in [(1010, [10, 10]), (1000, [20, 0])] {
+            let coming = inventory.begin_return(&[address]);
+            assert!(accounts.charge(Claim::Handles, HOME, 10));
+            inventory.end_return(&coming[0], Some(part(9 + address)), &[]);
+            inventory.end_returns(&coming);
+            assert_eq!(counted(), expected);
+        }
+    }
+
     #[test]
     fn a_call_that_fails_on_the_way_out_or_back_leaves_what_was_or_what_is_to_be() {
+        each_call_fails_out_and_back(&[HOME]);
+    }
+
+    #[test]
+    fn a_call_that_fails_on_the_way_out_or_back_of_a_part_leaves_each_as_it_was_or_is_to_be() {
+        each_call_fails_out_and_back(&[HOME, PEER]);
+    }
+
+    fn each_call_fails_out_and_back(places: &[Place]) {
         let machine = Machine::start();
         // SAFETY: the function takes nothing.
         let calls = || unsafe { simulated::<unsafe extern "C" fn() -> u64>(c"simcuda_calls")() };
-        let back = |program: &Program<'_>| bring_in(machine.driver, &[program.readable], HOME, &[0], 0, fetched);
+        let starts =
+            |start: u64| -> Vec<u64> { (start..start + BYTES).step_by(BYTES as usize / places.len()).collect() };
+        let out = |program: &Program<'_>| {
+            starts(program.writable).into_iter().try_for_each(|start| take_away(&machine, start, Place::Disk))
+        };
+        let back = |program: &Program<'_>| bring_in(machine.driver, &starts(program.readable), HOME, &[0], 0, fetched);
         let counted = |act: &dyn Fn()| {
             let start = calls();
             act();
             calls() - start
         };
-        let program = Program::new(&machine);
-        let out = counted(&|| put_away(machine.driver, program.writable, Place::Disk).unwrap());
-        let home = counted(&|| back(&program).unwrap());
+        let program = Program::of_parts(&machine, places);
+        let to_leave = counted(&|| out(&program).unwrap());
+        let to_come = counted(&|| back(&program).unwrap());
         program.release();
         program.unmap();
-        assert!(out >= 4 && home >= 8, "{out} and {home}");
-        for (is_out, nth) in (1..=out).map(|nth| (true, nth)).chain((1..=home).map(|nth| (false, nth))) {
+        assert!(to_leave >= 4 && to_come >= 8, "{to_leave} and {to_come}");
+        for (is_out, nth) in (1..=to_leave).map(|nth| (true, nth)).chain((1..=to_come).map(|nth| (false, nth))) {
             for together in [1, 2] {
                 let before = (machine.used(0), machine.used(1), machine.handles());
-                let program = Program::new(&machine);
+                let program = Program::of_parts(&machine, places);
                 if !is_out {
-                    put_away(machine.driver, program.writable, Place::Disk).unwrap();
+                    out(&program).unwrap();
                 }
                 let faults: Vec<String> = (nth..nth + together).map(|call| format!("*:{call}=999")).collect();
                 machine.fail(&faults.join(","));
-                let done =
-                    if is_out { put_away(machine.driver, program.writable, Place::Disk) } else { back(&program) };
+                let done = if is_out { out(&program) } else { back(&program) };
                 machine.fail("");
-                let is_away = handles::by_hand::is_away(program.writable);
-                assert_eq!(is_away, is_out == done.is_ok(), "{done:?}, {together} calls from the {nth}th");
-                if is_away {
-                    assert_eq!((machine.used(0), machine.handles()), (before.0, before.2), "the {nth}th call");
-                    assert_eq!(back(&program), Ok(()));
+                let away = are_away(program.writable, places.len());
+                let is_as_meant = away.iter().all(|is_away| *is_away == is_out);
+                assert_eq!(is_as_meant, done.is_ok(), "{done:?}: {away:?}, {together} calls from the {nth}th");
+                if !away.contains(&false) {
+                    let now = (machine.used(0), machine.used(1), machine.handles());
+                    assert_eq!(now, before, "the {nth}th call");
                 }
+                assert_eq!(program.may_move().is_ok(), !away.contains(&true), "{together} calls from the {nth}th");
+                assert_eq!(back(&program), Ok(()));
                 assert_eq!((program.seen(), program.may_move()), (SEEN, Ok(())), "{together} calls from the {nth}th");
                 program.release();
                 program.unmap();

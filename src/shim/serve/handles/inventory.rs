@@ -65,8 +65,9 @@ pub struct Memory {
     pub(super) retaining: u64,
     /// Whether other physical memory is being put behind the number. Then no such call begins.
     pub(super) moving: bool,
-    /// Whether there is no physical memory behind it. The one part that it has then says how large it is, and has no handle.
-    pub(super) away: Option<Away>,
+    /// The parts behind which there is no physical memory, by where they begin in it. Such a part says how large it is and where its contents are kept, and has
+    /// no handle.
+    pub(super) away: BTreeMap<u64, Away>,
     /// Whether network adapters are to reach it (GPUDirect RDMA), as the program asked: what the host has is not made so.
     pub(super) rdma: u8,
     /// What its GPU would have had elsewhere in one piece, where this is made of parts because it is larger.
@@ -98,7 +99,7 @@ impl Memory {
             calls: 0,
             retaining: 0,
             moving: false,
-            away: None,
+            away: BTreeMap::new(),
             rdma: 0,
             most_whole: None,
             anchors: Anchors::default(),
@@ -751,7 +752,7 @@ impl Inventory {
         }
         let mut found = Vec::new();
         for (number, (start, mapping)) in longest {
-            let Some(memory) = self.memory.get(&number).filter(|memory| memory.away.is_none()) else { continue };
+            let Some(memory) = self.memory.get(&number).filter(|memory| memory.away.is_empty()) else { continue };
             let Origin::Asked(asked) = memory.origin else { continue };
             let parts = memory.parts_in(0, mapping.bytes);
             found.extend(parts.map(|(begin, part)| Own {
@@ -772,7 +773,7 @@ impl Inventory {
         let inside = self.in_range(address, bytes).map(|(start, mapping)| (*start, mapping));
         let mut pieces = Vec::new();
         for (start, mapping) in before.into_iter().chain(inside) {
-            let Some(memory) = self.memory.get(&mapping.number).filter(|memory| memory.away.is_none()) else {
+            let Some(memory) = self.memory.get(&mapping.number).filter(|memory| memory.away.is_empty()) else {
                 continue;
             };
             let Origin::Asked(asked) = memory.origin else { continue };
@@ -847,10 +848,28 @@ impl Inventory {
         self.next.count()
     }
 
-    /// Whether nothing is behind what is mapped at an address, since its contents are kept in files or in plain memory.
-    pub fn is_all_stored(&self, address: u64) -> bool {
-        let memory = self.mapping_at(address).and_then(|(_, mapping)| self.memory.get(&mapping.number));
-        memory.is_some_and(|memory| memory.parts.iter().all(|part| part.place.is_stored()))
+    /// The part of memory that is mapped at an address: of which number, which of its parts, and where that begins in it.
+    pub(super) fn part_at(&self, address: u64) -> Option<(Number, usize, u64)> {
+        let (start, mapping) = self.mapping_at(address)?;
+        let memory = self.memory.get(&mapping.number)?;
+        let offset = mapping.offset + (address - start);
+        let nth = memory.begins.partition_point(|begin| *begin <= offset).checked_sub(1)?;
+        Some((mapping.number, nth, *memory.begins.get(nth)?))
+    }
+
+    /// The part of the program's own memory that is mapped at an address, as [`Inventory::all_mapped_whole`] has it.
+    pub fn own_part_at(&self, address: u64) -> Option<Own> {
+        let (number, nth, _) = self.part_at(address)?;
+        let memory = self.memory.get(&number)?;
+        let Origin::Asked(asked) = memory.origin else { return None };
+        let Part { place, bytes, .. } = *memory.parts.get(nth)?;
+        Some(Own { address, bytes, asked, place })
+    }
+
+    /// Whether nothing is behind the part that is mapped at an address, since its contents are kept in files or in plain memory.
+    pub fn is_stored_at(&self, address: u64) -> bool {
+        let Some((number, _, begin)) = self.part_at(address) else { return false };
+        self.memory.get(&number).is_some_and(|memory| memory.away.contains_key(&begin))
     }
 
     /// The access that the program itself gave a location at this address; `None` where the driver's answer is that.
