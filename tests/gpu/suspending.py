@@ -220,7 +220,7 @@ def rotation(lab):
 def large(lab):
     """The same with 100 GiB."""
     needs_modules("torch")
-    return _told(_suspended(lab, client("torch_rotation.py", 200, 5), 99 * GIB, ["peers", "host", "host"], {"RESERVE": "6GiB"}))
+    return _told(_suspended(lab, client("torch_rotation.py", 200, 12), 99 * GIB, ["peers", "host", "host"], {"RESERVE": "6GiB"}))
 
 
 def _plain(lab, folder):
