@@ -248,13 +248,15 @@ def ranks(lab):
     rank its GPU is not idle, and nobody may wait for that."""
     needs_modules("torch")
     needs_two_gpus(lab)
-    settings, lines = {"LIMIT": "96MiB", "HOST_LIMIT": "2GiB", "MOVE": "stress", "LOG": "debug"}, []
+    settings, lines = {"LIMIT": "512MiB", "HOST_LIMIT": "2GiB", "MOVE": "stress", "LOG": "debug"}, []
     for script in ("ddp.py", "nccl_graph.py"):
         bare = lab.bare(rank_client(script), 120).succeeded()
         shim = lab.shim(rank_client(script), 120, settings).succeeded()
         if sorted(bare.lines()) != sorted(shim.lines()):
             raise Failed(f"{script}: lines differ: shim {sorted(shim.lines())}, bare {sorted(bare.lines())}"[:500], lines)
         lines += [f"{script}, {shim.seconds:.1f} s (bare {bare.seconds:.1f}):", *_moves(shim)]
+        if script == "ddp.py" and not shim.events("tier.swap"):
+            raise Failed(f"{script}: nothing moved", lines)
     return f"the same lines as bare; {len(lines)} lines below", lines
 
 
