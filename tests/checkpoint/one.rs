@@ -643,7 +643,9 @@ fn what_is_damaged_in_the_last_image_is_written_anew_and_told() {
         let told = image(&program, &folder, "--keep 1");
         let damaged = told["damaged_bytes"].as_u64().unwrap();
         assert!(damaged >= fewest && (damaged == 0) == (fewest == 0) && damaged <= all, "{how}: {told}");
-        assert!(told["unchanged_bytes"].as_u64().unwrap() + damaged >= all, "{how}: {told}");
+        // What else stands in a file of which less than half is right is written to another one: it is not copied from the GPU, and counts as written. Which parts share a file, and
+        // how each is compressed, is by chance.
+        assert!(told["not_copied_bytes"].as_u64().unwrap() + damaged >= all, "{how}: {told}");
         verifies(&folder);
         let words = stored(&folder, block, all as usize);
         assert!(words.iter().zip(5000..).all(|(word, expected)| *word == expected), "{how}");

@@ -88,6 +88,13 @@ fn each_call_fails_of(makes: Own, places: usize, to: &str, gpus: &str, limit: &s
     let all = |page: &Snapshot| own(page).iter().map(|(.., bytes)| bytes).sum::<u64>() == makes.kib << 10;
     let lay = own(&eventually("what it made itself", || page(&program).filter(all)));
     assert_eq!(lay.len(), places, "{lay:?}");
+    if folder.is_some() {
+        let left = told(&program, &format!("suspend{to}")).unwrap();
+        assert_eq!(left.1, 0, "all of it goes to the disk: {left:?}");
+        let on_disk = |page: &Snapshot| own(page).iter().all(|(_, on_disk, ..)| *on_disk) && all(page);
+        eventually("what it made itself on the disk", || page(&program).filter(on_disk));
+        told(&program, "resume").unwrap();
+    }
     let mut whys = BTreeSet::new();
     let (mut refused, mut stuck, mut count) = (0, 0, 0);
     for number in 1.. {
