@@ -278,7 +278,7 @@ fn one_whole(args: &Args, folder: &Path, row: &Listed) -> Result<bool, Failure> 
     if args.json {
         json(&told)?;
     } else if is_done {
-        let next = dump.map_or_else(|| whole::what_next(pid), |dump| whole::how_back(pid, &dump));
+        let next = dump.map_or_else(|| whole::what_next(row), |dump| whole::how_back(row, &dump));
         stdout::print(&format!("{}\n", terminal::clean(&next)))?;
     }
     Ok(is_done)
@@ -291,7 +291,7 @@ fn leave_whole(row: &Listed, folder: &Path, generation: u64) -> Rest {
         // In a folder of another user's whoever asks does that, elsewhere.
         Ok(()) => {
             let criu = whole::criu().filter(|_| whole::is_own(folder));
-            criu.map(|criu| whole::dump(&criu, pid, folder, generation)).transpose()
+            criu.map(|criu| whole::dump(&criu, row, folder, generation)).transpose()
         }
         Err(why) => Err(format!("the rest of it cannot leave: {why}")),
     };

@@ -184,7 +184,7 @@ fn freeze(rows: &[Listed], json: bool) -> Result<bool, Failure> {
             return Ok(false);
         }
         if !json {
-            stdout::print(&format!("{}\n", whole::what_next(pid)))?;
+            stdout::print(&format!("{}\n", whole::what_next(row)))?;
         }
     }
     Ok(true)

@@ -96,6 +96,9 @@ pub fn is_own(folder: &Path) -> bool {
     std::fs::symlink_metadata(folder).is_ok_and(|status| status.uid() == rustix::process::geteuid().as_raw())
 }
 
+/// What the copy of a process's metrics page is called beside what CRIU has stored.
+const PAGE: &str = "gpupool.page";
+
 /// What a dump of the process is called that belongs to this image of its memory, in the folder of the images.
 fn name_of(generation: u64) -> String {
     format!("process-{generation:06}")
@@ -105,7 +108,8 @@ fn name_of(generation: u64) -> String {
 ///
 /// # Errors
 /// Why not, in words; nothing of it is left.
-pub fn dump(criu: &Path, pid: u32, folder: &Path, generation: u64) -> Result<PathBuf, String> {
+pub fn dump(criu: &Path, row: &Listed, folder: &Path, generation: u64) -> Result<PathBuf, String> {
+    let pid = row.told.process.identity.pid;
     let whole = folder.join(name_of(generation));
     // Whoever looks for one finds it by its name once it is whole.
     let part = folder.join(format!(".{}.new", name_of(generation)));
@@ -124,8 +128,8 @@ pub fn dump(criu: &Path, pid: u32, folder: &Path, generation: u64) -> Result<Pat
         std::fs::DirBuilder::new().mode(0o700).create(&part).map_err(failed("making", &part))?;
         let mut command = Command::new(criu);
         command.args(["dump", "--tree", &pid.to_string(), "--images-dir"]).arg(&part);
-        // It can be resumed as after any suspension: what is stored is the copy.
-        command.args(["--leave-running", "--shell-job"]).stdin(Stdio::null());
+        // It can be resumed as after any suspension: what is stored is the copy. Without a word about locks of files a program that has one is not stored.
+        command.args(["--leave-running", "--shell-job", "--file-locks"]).stdin(Stdio::null());
         let ended = command.output().map_err(failed("starting", criu))?;
         if !ended.status.success() {
             let said = [ended.stderr, ended.stdout].map(|text| String::from_utf8_lossy(&text).into_owned());
@@ -133,6 +137,9 @@ pub fn dump(criu: &Path, pid: u32, folder: &Path, generation: u64) -> Result<Pat
             let last = last.map_or_else(String::new, |line| format!(": {}", line.trim()));
             return Err(format!("criu dump ended with {}{last}", ended.status));
         }
+        // A file that is mapped is not stored, and this one is removed with the process.
+        let copy = part.join(PAGE);
+        std::fs::copy(&row.page, &copy).map_err(failed("copying the metrics page to", &copy))?;
         std::fs::rename(&part, &whole).map_err(failed("renaming", &part))
     };
     match dump() {
@@ -164,21 +171,23 @@ pub fn clean(folder: &Path) -> Result<(), String> {
 }
 
 /// How a process comes back that was stored there, and how it goes on here.
-pub fn how_back(pid: u32, dump: &Path) -> String {
+pub fn how_back(row: &Listed, dump: &Path) -> String {
+    let pid = row.told.process.identity.pid;
+    let (copy, page, dump) = (dump.join(PAGE), row.page.display(), dump.display());
     format!(
-        "process {pid} has nothing on the GPUs, and all of it is in {}; to have it go on: gpupool resume {pid}; to have it back once it has ended: \
-         criu restore --images-dir {} --shell-job, then gpupool resume {pid}",
-        dump.display(),
-        dump.display()
+        "process {pid} has nothing on the GPUs, and all of it is in {dump}; to have it go on: gpupool resume {pid}; to have it back once it has ended: \
+         cp -p {} {page} && criu restore --images-dir {dump} --shell-job --file-locks, and then, elsewhere, gpupool resume {pid}",
+        copy.display()
     )
 }
 
 /// How a process that has nothing on the GPUs goes to a disk: by CRIU, where it is installed.
-pub fn what_next(pid: u32) -> String {
+pub fn what_next(row: &Listed) -> String {
+    let (pid, page) = (row.told.process.identity.pid, row.page.display());
     if criu().is_some() {
         format!(
-            "process {pid} has nothing on the GPUs; to have it on a disk: criu dump --tree {pid} --images-dir DIR --shell-job, and to have it back: \
-             criu restore --images-dir DIR --shell-job, then gpupool resume {pid}"
+            "process {pid} has nothing on the GPUs; to have it on a disk: cp -p {page} DIR && criu dump --tree {pid} --images-dir DIR --shell-job --file-locks, and to have \
+             it back: that copy at its place again, criu restore --images-dir DIR --shell-job --file-locks, and then, elsewhere, gpupool resume {pid}"
         )
     } else {
         format!(

@@ -113,6 +113,20 @@ impl Map {
     /// # Errors
     /// The file cannot be made, there is no room for it, or it cannot be mapped. Nothing is left then.
     pub fn create(folder: &Folder, process: &Process) -> Result<(Page<Map>, PathBuf), NoPage> {
+        Self::create_at(folder, process, None)
+    }
+
+    /// The same with a new file in the place of the one that is mapped here: who sleeps on this page or writes to it does so on the new one from then on. For
+    /// a process that has become another one by the system's word, as one that was stored and brought back (CRIU) has: its page would be taken for
+    /// that of a process that is gone.
+    ///
+    /// # Errors
+    /// As of [`Map::create`]; what was mapped is mapped still.
+    pub fn create_again(&self, folder: &Folder, process: &Process) -> Result<(Page<Map>, PathBuf), NoPage> {
+        Self::create_at(folder, process, Some(*self))
+    }
+
+    fn create_at(folder: &Folder, process: &Process, here: Option<Self>) -> Result<(Page<Map>, PathBuf), NoPage> {
         let name = folder.name_of(&process.identity);
         let path = folder.path().join(&name);
         let failed = |what| {
@@ -130,7 +144,7 @@ impl Map {
         let file = openat(folder.fd(), &unfinished, flags, Mode::RUSR | Mode::WUSR).map_err(failed("making it"))?;
         let made = (|| {
             allocate(file.as_fd()).map_err(failed("taking room for it"))?;
-            let map = Self::of(file.as_fd()).map_err(failed("mapping it"))?;
+            let map = Self::of(file.as_fd(), here).map_err(failed("mapping it"))?;
             let refused = || failed("writing it (process_vm_readv)")(last_error());
             let page = Page::begin(map, process).ok_or_else(refused)?;
             renameat(folder.fd(), &unfinished, folder.fd(), &name).map_err(failed("naming it"))?;
@@ -142,10 +156,15 @@ impl Map {
         made.map(|page| (page, path.clone()))
     }
 
-    fn of(file: BorrowedFd<'_>) -> Result<Self, Errno> {
+    fn of(file: BorrowedFd<'_>, here: Option<Self>) -> Result<Self, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses an address that nothing is mapped at.
-        let address = unsafe { mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0) }?;
+        let (start, flags) = match here {
+            Some(here) => (here.address as *mut c_void, MapFlags::SHARED | MapFlags::FIXED),
+            None => (std::ptr::null_mut(), MapFlags::SHARED),
+        };
+        // SAFETY: the kernel chooses an address that nothing is mapped at, or replaces the mapping of such a page, which is as long and which nobody has a
+        // reference into.
+        let address = unsafe { mmap(start, BYTES, protection, flags, file, 0) }?;
         Ok(Self { address: address.addr() })
     }
 }

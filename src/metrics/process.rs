@@ -148,7 +148,23 @@ pub fn may_be_of(pid: u32, owner: u32) -> bool {
 }
 
 fn look(path: &str) -> std::io::Result<Option<Stat>> {
-    Ok(parse(&String::from_utf8_lossy(&fs::read(path)?)))
+    let stat = parse(&String::from_utf8_lossy(&fs::read(path)?));
+    Ok(stat.map(|stat| Stat { started: stat.started.saturating_add_signed(-shift()), ..stat }))
+}
+
+/// Clock ticks by which this process is told that others started later than they did, and it itself: it is in a time namespace, as a process is that was stored
+/// and brought back (CRIU), so that its clocks go on from where they were. Others are told the plain time.
+fn shift() -> i64 {
+    let Ok(text) = fs::read_to_string("/proc/self/timens_offsets") else { return 0 };
+    shift_of(&text, i64::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100))
+}
+
+/// Of the file's text, with so many ticks a second.
+fn shift_of(text: &str, ticks: i64) -> i64 {
+    let offset = text.lines().find_map(|line| line.trim_start().strip_prefix("boottime"));
+    let mut numbers = offset.unwrap_or_default().split_whitespace().map(str::parse::<i64>);
+    let (Some(Ok(seconds)), Some(Ok(nanoseconds))) = (numbers.next(), numbers.next()) else { return 0 };
+    seconds.saturating_mul(ticks).saturating_add(nanoseconds.saturating_mul(ticks) / 1_000_000_000)
 }
 
 /// The name of the process, in parentheses, may hold anything; behind it are numbers.
@@ -226,7 +242,8 @@ impl Identity {
 
     fn judge(&self, stat: Stat) -> Life {
         let Stat { state, started, stack } = stat;
-        if started != self.started || matches!(state, b'Z' | b'X') {
+        // In a time namespace what a process is told of its own start is off by a part of a tick.
+        if started.abs_diff(self.started) > 1 || matches!(state, b'Z' | b'X') {
             Life::Gone
         } else if stack != 0 && self.image != 0 && stack != self.image {
             Life::Replaced
@@ -319,6 +336,20 @@ mod tests {
         assert_eq!(parse(LINE), Some(Stat { state: b'S', started: 5571, stack: 140_736 }));
         assert_eq!(parse("812 (a"), None);
         assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn a_time_namespace_shifts_what_is_told_of_a_start() {
+        assert_eq!(shift_of("monotonic           0         0\nboottime            0         0\n", 100), 0);
+        assert_eq!(shift_of("monotonic           9         0\nboottime           -1 440000000\n", 100), -56);
+        assert_eq!(shift_of("monotonic           9         0\nboottime            2 990000000\n", 100), 299);
+        assert_eq!([shift_of("", 100), shift_of("boottime x", 100)], [0, 0]);
+        let identity = Identity { started: 5571, image: 140_736, ..Identity::default() };
+        let life = |started| identity.judge(Stat { state: b'S', started, stack: 140_736 });
+        assert_eq!(
+            [life(5570), life(5572), life(5569), life(5573)],
+            [Life::Running, Life::Running, Life::Gone, Life::Gone]
+        );
     }
 
     #[test]

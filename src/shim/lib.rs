@@ -19,6 +19,7 @@ mod gate;
 mod guard;
 mod hook;
 mod image;
+mod latest;
 mod live;
 mod log;
 mod nvml;

@@ -135,8 +135,10 @@ fn with_process_criu_stores_the_process_beside_its_image_and_the_program_can_be_
         assert_eq!(program.ask(&format!("look {block} 20480")), "5000 0");
     }
     let told = std::fs::read_to_string(criu.path().join("told")).unwrap();
-    let expected =
-        format!("dump --tree {pid} --images-dir {}/.process-000001.new --leave-running --shell-job", folder.display());
+    let expected = format!(
+        "dump --tree {pid} --images-dir {}/.process-000001.new --leave-running --shell-job --file-locks",
+        folder.display()
+    );
     assert_eq!(told.lines().next(), Some(expected.as_str()));
     ends_well(program);
 }

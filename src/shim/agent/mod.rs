@@ -39,6 +39,7 @@ pub use last::watch_main_thread;
 use crate::backing::{kernels, map};
 use crate::bell;
 use crate::guard;
+use crate::latest::Latest;
 use crate::process;
 use crate::recall::{self, strangers::Strangers};
 use crate::serve::ipc;
@@ -54,7 +55,6 @@ use health::Health;
 use home::Home;
 use lenders::Awake;
 use look::Look;
-use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use pressure::Pressure;
 use std::fmt::Display;
@@ -103,7 +103,7 @@ fn file_of(page: &Path) -> Option<(u64, u64)> {
     (status.is_file() && status.len() == BYTES as u64).then(|| (status.dev(), status.ino()))
 }
 
-static PUBLISHED: OnceBox<Published> = OnceBox::new();
+static PUBLISHED: Latest<Published> = Latest::new();
 /// Made, and not yet with the thread.
 static MADE: Mutex<Option<Page<Map>>> = Mutex::new(None);
 /// Whether the thread runs. Held while it is started, so that there is one.
@@ -160,10 +160,32 @@ fn make_page() -> Result<Page<Map>, String> {
     folder.clean();
     let (page, path) = Map::create(&folder, &told_of(identity)).map_err(|error| error.to_string())?;
     bell::sleeps_at(*page.memory());
+    publish(identity, path, &page);
+    Ok(page)
+}
+
+/// The process is found by this page from here on.
+fn publish(identity: Identity, path: PathBuf, page: &Page<Map>) {
     recall::is_found_by(&path);
     let file = file_of(&path);
-    let _ = PUBLISHED.set(Box::new(Published { identity, path, file, memory: *page.memory() }));
-    Ok(page)
+    PUBLISHED.set(Published { identity, path, file, memory: *page.memory() });
+}
+
+/// A new page, where the process was stored and brought back (CRIU): it has started anew by the system's word, and whoever reads the old page takes it for
+/// one of a process that is gone. So nobody could resume it.
+fn page_anew() -> Option<Page<Map>> {
+    let published = Published::own()?;
+    let identity = Identity::own().filter(|identity| *identity != published.identity)?;
+    let made = Folder::own(&Roots::new(std::env::var_os("XDG_RUNTIME_DIR"))).map_err(|all| in_words(&all));
+    let made = made.and_then(|(folder, _)| {
+        published.memory.create_again(&folder, &told_of(identity)).map_err(|error| error.to_string())
+    });
+    let (page, path) =
+        made.inspect_err(|why| note(format_args!("no page for a process that was brought back: {why}"))).ok()?;
+    remove();
+    note(format_args!("the process was stored and brought back, and has the page {}", path.display()));
+    publish(identity, path, &page);
+    Some(page)
 }
 
 fn told_of(identity: Identity) -> Process {
@@ -281,6 +303,13 @@ fn run(signals: &libc::sigset_t) {
         let lent = looks(&mut idle, |()| recall::idle::look());
         // A request may take long, and whoever has come waits.
         looks(&mut leaving, |()| recall::leaving::look());
+        if suspend::since() != 0
+            && let Ok(Some(page)) = catch_unwind(page_anew)
+        {
+            agent.page = Some(page);
+            agent.told = None;
+            agent.look_at_once();
+        }
         // What a request meets that panics, it is told by the end of the connection.
         let control = catch_unwind(AssertUnwindSafe(|| control::look(&mut || agent.look_at_once()))).unwrap_or(None);
         // A request may have brought memory to a GPU that is only borrowed from.

@@ -23,15 +23,15 @@ pub mod siblings;
 pub mod strangers;
 
 use crate::backing::terms;
-use once_cell::race::OnceBox;
+use crate::latest::Latest;
 use std::path::{Path, PathBuf};
 
 /// Where the page of this process lies, and its number: the child of a fork asks nobody.
-static PAGE: OnceBox<(u32, PathBuf)> = OnceBox::new();
+static PAGE: Latest<(u32, PathBuf)> = Latest::new();
 
 /// The process can be found from here on, by this page, and finds others beside it.
 pub fn is_found_by(page: &Path) {
-    let _ = PAGE.set(Box::new((std::process::id(), page.to_owned())));
+    PAGE.set((std::process::id(), page.to_owned()));
 }
 
 /// Whether somebody stands at the door beside the page, and waits for this process to hear what is wanted.
