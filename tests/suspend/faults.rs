@@ -194,5 +194,8 @@ fn whichever_call_of_the_driver_fails_on_the_way_to_a_disk_or_back_nothing_is_lo
 /// The same in parts, where only those on GPUs leave.
 #[test]
 fn whichever_call_of_the_driver_fails_on_the_way_to_the_host_or_back_nothing_is_lost_of_memory_in_parts() {
-    each_call_fails_of(Own { kib: 24 << 10, is_shut: false }, 2, " --to host", "2x1GiB", "0:20MiB", None);
+    let own = Own { kib: 24 << 10, is_shut: false };
+    each_call_fails_of(own, 2, " --to host", "2x1GiB", "0:20MiB", None);
+    // The peer that has one part has no room for the other.
+    each_call_fails_of(own, 2, "", "2x1GiB", "0:20MiB,1:16MiB", None);
 }

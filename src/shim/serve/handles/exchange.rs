@@ -81,9 +81,16 @@ impl Inventory {
         if mappings.all(is_whole) { Ok(()) } else { Err(Stays::MappedInPart) }
     }
 
+    /// The same of the part that is mapped at this address.
+    fn may_change_at(&self, address: u64) -> Result<(), Stays> {
+        let (number, ..) = self.part_at(address).ok_or(Stays::Unknown)?;
+        self.may_change(number)?;
+        if self.is_stored_at(address) { Err(Stays::InUse) } else { Ok(()) }
+    }
+
     /// Whether nothing need be behind what is mapped at this address while its contents are kept: it may change its pages.
     pub fn may_go(&self, address: u64) -> bool {
-        self.mapping_at(address).is_some_and(|(_, mapping)| self.may_change(mapping.number).is_ok())
+        self.may_change_at(address).is_ok()
     }
 
     /// All of this number's memory is about to change its pages, or the part alone that begins at this offset. The caller has asked whether it may.
@@ -489,9 +496,13 @@ pub fn move_to(
     let moving = with_inventory(|inventory| {
         let (start, mapping) = inventory.mapping_at(address).ok_or(Stays::Unknown)?;
         let number = mapping.number;
-        inventory.may_move(number)?;
         let has_parts = || inventory.memory.get(&number).is_some_and(|memory| memory.parts.len() > 1);
         let is_part = much == Much::Part || much == Much::Each && has_parts();
+        // Others of several parts may be away meanwhile.
+        match is_part {
+            true => inventory.may_change_at(address)?,
+            false => inventory.may_move(number)?,
+        }
         inventory.begin_move(number, is_part.then_some(address - start))
     })?;
     let bytes = moving.bytes();
@@ -541,12 +552,9 @@ pub fn move_to(
 /// memory (`place`). As for [`move_to`], nobody uses it meanwhile, and nobody may before [`bring_in`] has brought it back; `readers` as there.
 pub fn put_away(driver: &Driver, address: u64, place: Place, readers: &dyn Fn(Place) -> Vec<u32>) -> Result<(), Stays> {
     let moving = with_inventory(|inventory| {
+        inventory.may_change_at(address)?;
         let (number, _, begin) = inventory.part_at(address).ok_or(Stays::Unknown)?;
-        inventory.may_change(number)?;
         let memory = inventory.memory.get(&number).ok_or(Stays::Unknown)?;
-        if memory.away.contains_key(&begin) {
-            return Err(Stays::InUse);
-        }
         let (was_charged, is_part) = (memory.charged, memory.parts.len() > 1);
         Ok((inventory.begin_move(number, is_part.then_some(begin))?, was_charged))
     });
@@ -1125,6 +1133,13 @@ mod tests {
             assert_eq!(bring_in(machine.driver, &at_peer[..1], HOME, &[0, 1], 0, fetched), Ok(()));
             assert_eq!(are_away(program.writable, 4), [true, true, false, true]);
             assert_eq!(program.may_move(), Err(Stays::InUse));
+            // And some goes elsewhere and back where the rest is away.
+            let moves = |start: u64, place| {
+                move_to(machine.driver, (start, Much::Each), place, &|_| vec![0, 1], 0, machine.copy())
+            };
+            assert_eq!(moves(at_peer[0], Place::Host(0)), Ok(()));
+            assert_eq!(moves(at_peer[0], HOME), Ok(()));
+            assert_eq!(moves(at_peer[1], HOME), Err(Stays::InUse), "it is away");
             let machine_before = (machine.used(0), machine.handles());
             assert_eq!(bring_in(machine.driver, &at_peer, PEER, &[0, 1], 0, fetched), Ok(()));
             assert_eq!((machine.used(0), machine.used(1)), (machine_before.0, before.1 + quarter));
