@@ -21,6 +21,7 @@ ln -s "$release/libsimnvml.so" "$work/driver/libnvidia-ml.so.1"
 export LD_LIBRARY_PATH=$work/driver SIMCUDA_GPUS=2x1GiB SIMCUDA_MACHINE=$work/machine XDG_RUNTIME_DIR=$work/session
 cc -std=gnu11 -O1 -o "$work/keeps" "$root/tests/programs/keeps.c" -L"$work/driver" -lcuda
 log=$work/rounds store=$work/store
+touch "$log"
 
 # more N: waits until the program has made so many rounds more.
 more() {
