@@ -290,7 +290,7 @@ mod tests {
         put(session.path(), &Identity { pid: 4, ..own }, &whole[..BYTES - 8]);
         // Another process's name on it.
         put(session.path(), &Identity { pid: 5, ..own }, &whole);
-        let dead = Identity { started: own.started + 1, ..own };
+        let dead = Identity { started: own.started + 2, ..own };
         let left = put(session.path(), &dead, &page(&process(dead), &gpupool_metrics::Levels::default()));
         // One that has said that it ends, and has not come to take its page with it.
         let ended = Identity { started: own.started + 2, ..own };

@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(page.judge(now), Life::Running);
         assert_eq!(page.judge(Stat { state: b'T', ..now }), Life::Stopped);
         assert_eq!(page.judge(Stat { state: b'Z', ..now }), Life::Gone);
-        assert_eq!(page.judge(Stat { started: 5572, ..now }), Life::Gone);
+        assert_eq!(page.judge(Stat { started: 5573, ..now }), Life::Gone, "no number comes again within a tick");
         assert_eq!(page.judge(Stat { stack: 140_752, ..now }), Life::Replaced);
         assert_eq!(page.judge(Stat { stack: 0, ..now }), Life::Running, "not told to us, and so nothing is known");
     }
@@ -429,7 +429,7 @@ mod tests {
     fn this_process_runs() {
         let own = Identity::own().unwrap();
         assert_eq!(own.life(), Life::Running);
-        assert_eq!(Identity { started: own.started + 1, ..own }.life(), Life::Gone);
+        assert_eq!(Identity { started: own.started + 2, ..own }.life(), Life::Gone);
         assert_eq!(Identity { image: own.image + 16, ..own }.life(), Life::Replaced);
         assert_eq!(Identity { boot: [7; 16], ..own }.life(), Life::Gone, "another boot's");
         assert_eq!(Identity { namespace: own.namespace + 1, pid: u32::MAX >> 1, ..own }.life(), Life::Elsewhere);

@@ -8,6 +8,7 @@ use gpupool_metrics::folder::{Folder, Roots, Why};
 use gpupool_metrics::{BYTES, Counter, Identity, Levels, Map, Page, Process, Table, Unreadable, read};
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -127,7 +128,7 @@ fn pages_of_processes_that_are_gone_are_removed_and_no_others() {
     let (folder, _) = Folder::own(&machine.roots()).unwrap();
     let own = Identity::own().unwrap();
     let gone = [
-        Identity { started: own.started + 1, ..own },
+        Identity { started: own.started + 2, ..own },
         Identity { pid: i32::MAX as u32, ..own },
         Identity { boot: [9; 16], started: 3, ..own },
     ];
@@ -191,6 +192,33 @@ fn a_page_is_written_through_its_file() {
     Map::create(folder, &after).unwrap();
     assert_eq!(names(folder).len(), 1);
     assert_eq!(read(&folder.page(entry).unwrap()).unwrap().process.identity.image, 16);
+}
+
+/// A process that was stored and brought back (CRIU) has started at another time, and what it has written is that of one that is gone.
+#[test]
+fn a_process_that_has_become_another_one_is_found_by_a_page_at_the_same_address() {
+    let machine = Machine::new();
+    let (folder, _) = Folder::own(&machine.roots()).unwrap();
+    let now = Identity::own().unwrap();
+    let before = Identity { started: now.started - 100, ..now };
+    let (page, old) = Map::create(&folder, &process(before)).unwrap();
+    let map = *page.memory();
+    let file = |path: &Path| read(&OwnedFd::from(fs::File::open(path).unwrap())).unwrap();
+    let told = |path: &Path| file(path).process.identity;
+    assert!(told(&old).life().is_over());
+    let (mut again, new) = map.create_again(&folder, &process(now)).unwrap();
+    assert_eq!(
+        (told(&new), read(&map).unwrap().process.identity),
+        (now, now),
+        "who has the old mapping has the new file"
+    );
+    again.levels(&Levels { suspended: 7, ..Levels::default() });
+    assert_eq!(read(&map).unwrap().levels.suspended, 7);
+    assert_eq!(file(&new).levels.suspended, 7);
+    // The old file is whoever's it was, and is removed by whoever clears up.
+    assert_eq!(told(&old), before);
+    fs::remove_file(&new).unwrap();
+    assert!(map.create_again(&folder, &process(now)).is_ok(), "also where it is gone");
 }
 
 #[test]
