@@ -293,7 +293,7 @@ mod tests {
         let dead = Identity { started: own.started + 2, ..own };
         let left = put(session.path(), &dead, &page(&process(dead), &gpupool_metrics::Levels::default()));
         // One that has said that it ends, and has not come to take its page with it.
-        let ended = Identity { started: own.started + 2, ..own };
+        let ended = Identity { started: own.started + 3, ..own };
         let bytes = Bytes(RefCell::new(page(&process(ended), &gpupool_metrics::Levels::default())));
         assert!(Page::end(&bytes));
         put(session.path(), &ended, &bytes.0.borrow());

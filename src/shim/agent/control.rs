@@ -9,6 +9,7 @@ use crate::recall::give;
 use crate::serve::ipc::Own;
 use crate::suspend::vacate::{Rest, Vacated};
 use crate::suspend::{self, Agreement, Alone, bring_home};
+use gpupool_store::signals::stack_of;
 use gpupool_wire::Socket;
 use gpupool_wire::control::{self, Reply, Request, Stayed, Stored, Target, Together};
 use gpupool_wire::socket::Failure;
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// What the thread that writes an image is called.
 const THREAD: &str = "gpupool-image";
+/// Bytes of its stack.
+const STACK: usize = 2 << 20;
 /// How long whoever rang has to say what it wants, before the agent goes on with what else there is to do.
 const TO_ASK: Duration = Duration::from_secs(2);
 /// For how long the share of the image before that has its turn is read before a program is stopped: what is not read by then has its memory copied instead. Of several programs
@@ -158,7 +161,8 @@ fn begin_image(asked: Asked, deadline: Instant, together: Together, socket: Sock
         }
         say(socket, &taken.map_or_else(|why| Reply::Refused { why }, |done| Reply::Stored(stored(&done))).encode());
     };
-    if let Err(error) = std::thread::Builder::new().name(THREAD.to_owned()).spawn(write) {
+    let thread = std::thread::Builder::new().name(THREAD.to_owned()).stack_size(stack_of(STACK));
+    if let Err(error) = thread.spawn(write) {
         say(&socket, &Reply::Refused { why: format!("there can be no further thread: {error}") }.encode());
     }
 }

@@ -51,6 +51,7 @@ use gpupool_config::Toggle;
 use gpupool_interpose::cancel;
 use gpupool_metrics::folder::{Folder, Refused, Roots, in_words};
 use gpupool_metrics::{BYTES, Identity, Map, Page, Process, now};
+use gpupool_store::signals::stack_of;
 use health::Health;
 use home::Home;
 use lenders::Awake;
@@ -217,7 +218,8 @@ fn start() -> io::Result<()> {
     if !*runs {
         let signals = BlockedSignals::all();
         let before = signals.0;
-        std::thread::Builder::new().name(ipc::THREAD.to_owned()).stack_size(STACK).spawn(move || run(&before))?;
+        let thread = std::thread::Builder::new().name(ipc::THREAD.to_owned()).stack_size(stack_of(STACK));
+        thread.spawn(move || run(&before))?;
         drop(signals);
         *runs = true;
         tiers::ahead::begin();
