@@ -1004,7 +1004,10 @@ int main(int argc, char **argv)
         if (!player->pid)
             *player = start("/proc/self/exe", order[0]);
         if (strstr(order, ":hold")) {
+            int status = 0;
             kill(player->pid, SIGSTOP);
+            /* All its threads stand once this is back: the one that serves others may go on for a while after kill. */
+            REQUIRE(waitpid(player->pid, &status, WUNTRACED) == player->pid && WIFSTOPPED(status));
             continue;
         }
         REQUIRE(write(player->orders, order, sizeof order) == sizeof order);

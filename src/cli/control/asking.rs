@@ -128,7 +128,15 @@ pub(super) fn connect(row: &Listed, request: &Request, until: Option<Instant>) -
     let socket = loop {
         wait_for_turn(row, &page, standing, turn_by)?;
         let answer_by = *answer_by.get_or_insert_with(|| at_most(Instant::now() + TO_ANSWER));
-        let listener = listen(&folder, name)?;
+        let is_first = || standing.is_none_or(|standing| !matches!(standing.before(page.as_fd()), Ok(Some(_))));
+        let Some(listener) = listen(&folder, name, is_first)? else {
+            // Whoever stays before this one for good is told of by the wait for the turn.
+            if Instant::now() >= answer_by {
+                return Err(format!("others listened in {} all the time", folder.path().display()));
+            }
+            std::thread::sleep(TURN);
+            continue;
+        };
         // Whoever is to connect needs to write to it.
         let given = chownat(folder.fd(), name, Some(Uid::from_raw(row.owner)), None::<Gid>, AtFlags::SYMLINK_NOFOLLOW);
         let door = Door::at(&folder, name);
@@ -283,17 +291,21 @@ pub(super) fn side_by_side<T: Send>(rows: &[Listed], act: impl Fn(usize, &Listed
     })
 }
 
-/// For whoever has the turn: what lies there is of a command that was killed.
-fn listen(folder: &Folder, name: &str) -> Result<Socket, String> {
-    let listen = || Socket::<OwnedFd>::listen_in(folder.fd(), name);
-    let listener = match listen() {
-        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+/// For whoever has the turn: what lies there is of a command that was killed, or of one that came late to its place in the line. `None`: of one that stands before
+/// this one by now, or listens again already.
+fn listen(folder: &Folder, name: &str, is_first: impl Fn() -> bool) -> Result<Option<Socket>, String> {
+    let listen = || match Socket::<OwnedFd>::listen_in(folder.fd(), name) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(None),
+        Err(error) => Err(format!("listening in {} failed: {error}", folder.path().display())),
+        Ok(listener) => Ok(Some(listener)),
+    };
+    match listen()? {
+        None if is_first() => {
             drop(Door::at(folder, name));
             listen()
         }
-        answer => answer,
-    };
-    listener.map_err(|error| format!("listening in {} failed: {error}", folder.path().display()))
+        answer => Ok(answer),
+    }
 }
 
 /// The process's connection; `None`: somebody else listens for it now.
@@ -409,4 +421,23 @@ fn out_of_reach(row: &Listed) -> Option<String> {
             row.page.display()
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpupool_metrics::folder::Roots;
+
+    /// Both looked when nobody stood in the line yet, as of two that come in the same millisecond.
+    #[test]
+    fn who_finds_that_another_one_listens_who_came_earlier_waits() {
+        let around = tempfile::tempdir().unwrap();
+        let (folder, _) = Folder::own(&Roots::new(Some(around.path().into()))).unwrap();
+        let listens = |is_first: bool| listen(&folder, "1-2.call", || is_first).unwrap();
+        let earlier = listens(true).unwrap();
+        let door = Door::at(&folder, "1-2.call");
+        assert!(listens(false).is_none() && door.is_there());
+        assert!(listens(true).is_some() && !door.is_there(), "who is first takes the place of one that is killed");
+        drop((door, earlier));
+    }
 }

@@ -20,6 +20,7 @@ use gpupool_wire::{Keep, Socket};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -396,9 +397,7 @@ impl Asks<'_> {
                         Ok(Reply::Refused { .. }) => Some(Answer::Freed(0)),
                         Ok(_) | Err(_) => Some(Answer::None),
                     },
-                    Err(gpupool_wire::socket::Failure::System(error))
-                        if error.kind() == std::io::ErrorKind::WouldBlock =>
-                    {
+                    Err(gpupool_wire::socket::Failure::System(error)) if error.kind() == ErrorKind::WouldBlock => {
                         (rings && is_out_of_reach(other)).then_some(Answer::None)
                     }
                     Err(_) => Some(Answer::None),
@@ -425,20 +424,22 @@ impl Asks<'_> {
     }
 
     /// Listens beside the page of one, and rings.
-    fn call(&self, other: &Neighbour, turn: Turn) -> Asked<'_> {
+    fn call(&self, other: &Neighbour, mut turn: Turn) -> Asked<'_> {
         let Some(name) = other.page.strip_suffix(".page").map(|stem| format!("{stem}.call")) else {
             return Asked::Over(Answer::None);
         };
         let listen = || Socket::<Own>::listen_in(self.folder.fd(), &name);
         let listener = match listen() {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                // Of one that was killed, or is stopped.
+            // Of one that was killed, is stopped, or came late to its place in the line and is before us by now.
+            Err(error) if error.kind() == ErrorKind::AddrInUse && turn.has_come() == Some(true) => {
                 drop(Door::at(self.folder, &name));
                 listen()
             }
             answer => answer,
         };
         match listener {
+            // Somebody else listens still, or again.
+            Err(error) if error.kind() == ErrorKind::AddrInUse && turn.page.is_there() => Asked::Waits(turn),
             Ok(listener) if turn.ring() => Asked::Called { listener, door: Door::at(self.folder, &name), turn },
             Ok(_) => {
                 drop(Door::at(self.folder, &name));
@@ -510,6 +511,49 @@ mod tests {
             asks.all(&[(other, 1)])
         });
         assert_eq!(answers, [Answer::Freed(7)]);
+    }
+
+    /// Both looked when nobody stood in the line yet, as of two that come in the same millisecond.
+    #[test]
+    fn who_finds_that_another_one_listens_who_came_earlier_waits_for_its_turn() {
+        let around = tempfile::tempdir().unwrap();
+        let folder = Folder::around(&around.path().join("page")).unwrap();
+        let own = Identity::own().unwrap();
+        let path = around.path().join("1-1.page");
+        std::fs::write(&path, vec![0; BYTES]).unwrap();
+        let other = Neighbour {
+            pid: own.pid,
+            started: own.started,
+            page: "1-1.page".to_owned(),
+            stake: Stake { priority: 1, lent: 0, own: 0 },
+            returns: false,
+            is_halted: false,
+        };
+        let (now, wait) = (Instant::now(), Duration::from_secs(60));
+        let asks = Asks {
+            folder: &folder,
+            gpu: [0; 16],
+            priority: 1,
+            first: now + wait,
+            until: now + wait,
+            wait,
+            latest: now + wait,
+        };
+        let earlier = std::fs::File::options().write(true).open(&path).unwrap();
+        let place = Standing::at_end(earlier.as_fd()).unwrap();
+        let listener = Socket::<OwnedFd>::listen_in(folder.fd(), "1-1.call").unwrap();
+        let door = Door::at(&folder, "1-1.call");
+        // A process has one place in a millisecond.
+        let turn = loop {
+            let turn = Turn::wait_for(folder.page_to_ring(OsStr::new("1-1.page")).unwrap()).unwrap();
+            if turn.standing.is_some() {
+                break turn;
+            }
+        };
+        let Asked::Waits(turn) = asks.call(&other, turn) else { panic!("it has taken the other one's place") };
+        assert!(turn.before == Some(place) && door.is_there());
+        drop((earlier, listener));
+        assert!(matches!(asks.call(&other, turn), Asked::Called { .. }), "the other one is gone, its door is not");
     }
 
     #[test]
