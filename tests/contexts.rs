@@ -79,7 +79,7 @@ fn without_a_context_that_can_be_used_every_question_is_answered_as_bare() {
 #[test]
 fn what_is_allocated_where_an_ended_context_had_memory_is_known_as_new() {
     let again = |what, rounds| Run::program("addresses_again").args(&format!("{what} {rounds}")).sim("1x6GiB");
-    let (pooled, managed) = (again("managed", 120), again("plain", 5).env("GPUPOOL_MODE", "managed"));
+    let (pooled, managed) = (again("managed", 60), again("plain", 5).env("GPUPOOL_MODE", "managed"));
     for run in [pooled, managed] {
         run.shim().go().succeeds().prints("wrong answers: 0\n");
     }

@@ -266,7 +266,7 @@ fn who_is_stopped_or_never_comes_to_rest_delays_nobody_and_leaves_afterwards() {
     busy.ask("spin");
     stopped.signal(libc::SIGSTOP);
     let begun = Instant::now();
-    let (told, all) = machine.told("drain --deadline 1s --json 1");
+    let (told, all) = machine.told("drain --deadline 3s --json 1");
     assert!(!all && begun.elapsed() < Duration::from_secs(10), "{told}");
     let row = |program: &Running| told.as_array().unwrap().iter().find(|row| row["pid"] == program.pid()).unwrap();
     assert!(row(&other)["bytes"].as_u64() >= Some(EACH / 2), "{told}");
@@ -589,7 +589,7 @@ fn nobody_does_what_another_user_says() {
     let program = machine.holder(machine.neighbour(0, 10), 80);
     let gpu = machine.page(&program).levels.gpu(0).unwrap().uuid;
     let page = machine.page_file();
-    let request = Request::GiveWay { gpu, bytes: 20 * MIB, priority: 90, patience: 20_000 }.encode();
+    let request = Request::GiveWay { gpu, bytes: 20 * MIB, priority: 90, loans: false, patience: 20_000 }.encode();
     assert_eq!(say(&page, &request, Some(users::OTHER)), 0);
     assert_eq!(machine.page(&program).levels.residence.on_host, 0);
     assert!(say(&page, &request, None) > 0, "the user's own");

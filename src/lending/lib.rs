@@ -3,7 +3,7 @@
 //!
 //! - **Loans before belongings.** What lies on a GPU for the sake of another one is a loan, and whoever works there may call it back unless its priority is
 //!   lower. What a program has on its own GPU gives way to a higher priority alone. So of two programs at most one gives way to the other, but for loans.
-//! - **As few as possible are asked**, in this order: who has borrowed before who works there, of these who matters least, and of these who has most.
+//! - **As few as possible are asked**, in this order: for loans before belongings, of those who have some who matters least, and of these who has most.
 //! - **Seldom.** Who asks again at once is on its way to more, and asks for as much again as it has got so far ([`Growth`]).
 //! - **No ping-pong.** What was given stays away for a time, twice as long each time that it was asked for soon after it had come back, and comes back
 //!   only where beside the reserve as much again is free.
@@ -43,6 +43,8 @@ pub struct Stake {
     pub lent: u64,
     /// Bytes that it has there for that GPU, with what is free of them.
     pub own: u64,
+    /// It may have come to have more loans since that was known: it has just borrowed, of this GPU or another one.
+    pub borrows: bool,
 }
 
 impl Stake {
@@ -66,37 +68,84 @@ pub fn is_guaranteed(taken: u64, bytes: u64, guarantee: u64) -> bool {
     taken.saturating_add(bytes) <= guarantee
 }
 
-/// Those who may give something to a program of this priority, with what each gives, in the order in which they are asked.
-pub fn in_order<T>(others: impl IntoIterator<Item = (Stake, T)>, priority: u32) -> Vec<(T, u64)> {
-    let mut all: Vec<(Stake, T)> = others.into_iter().filter(|(stake, _)| stake.may_give(priority)).collect();
-    all.sort_by_key(|(stake, _)| {
-        let gives = stake.gives(priority);
-        (gives == 0, stake.lent == 0, stake.priority, u64::MAX - gives)
-    });
-    all.into_iter().map(|(stake, other)| (other, stake.gives(priority))).collect()
+/// What somebody may give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum What {
+    /// What it has there for other GPUs.
+    Loans,
+    /// The same of one that may have come to have some by now.
+    NewLoans,
+    /// What it has there for that GPU.
+    Own,
+    /// Whatever it has come to have there: nothing is known of it, and what is known is up to a second old.
+    New,
 }
 
-/// Those who are asked at once, each for so many bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Round<T> {
-    pub asked: Vec<(T, u64)>,
-    /// Whether anything is known to be there. Otherwise each is asked for all, since it may have come to have it.
-    pub knows: bool,
-}
-
-/// Takes those out who are asked next for so many bytes: as many as have enough together, as far as is known; then all that may have more, who say at once
-/// whether they do, since what is known of them is up to a second old. Of the last one that is known to have enough so many bytes more are asked for as
-/// are wanted `ahead`: nobody is asked for these alone.
-pub fn next_round<T>(others: &mut Vec<(T, u64)>, bytes: u64, ahead: u64) -> Round<T> {
-    let knows = others.iter().any(|(_, gives)| *gives > 0);
-    let (mut missing, mut asked) = (bytes, Vec::new());
-    while missing > 0 && !others.is_empty() && (!knows || others[0].1 > 0) {
-        let (other, gives) = others.remove(0);
-        let share = if knows { gives.min(missing.saturating_add(ahead)) } else { missing };
-        missing = if knows { missing.saturating_sub(share) } else { missing };
-        asked.push((other, share));
+impl What {
+    /// Whether nothing but loans is asked for.
+    pub fn is_loans(self) -> bool {
+        matches!(self, What::Loans | What::NewLoans)
     }
-    Round { asked, knows }
+
+    /// Whether so much is known to be there.
+    pub fn is_known(self) -> bool {
+        matches!(self, What::Loans | What::Own)
+    }
+}
+
+/// So many bytes that one may give; 0 where that is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer<T> {
+    pub what: What,
+    pub bytes: u64,
+    pub priority: u32,
+    pub who: T,
+}
+
+/// What others may give to a program of this priority, in the order in which they are asked for it: nobody's belongings before everybody's loans.
+pub fn in_order<T: Clone>(others: impl IntoIterator<Item = (Stake, T)>, priority: u32) -> Vec<Offer<T>> {
+    let offers = |(stake, who): (Stake, T)| {
+        let own = stake.gives(priority) - stake.gives(priority).min(stake.lent);
+        let loans = stake.gives(priority) - own;
+        let of_loans = match loans {
+            0 => (stake.borrows && stake.may_give(priority)).then_some((What::NewLoans, 0)),
+            _ => Some((What::Loans, loans)),
+        };
+        let of_own = match own {
+            0 if loans == 0 => stake.may_give(priority).then_some((What::New, 0)),
+            0 => None,
+            _ => Some((What::Own, own)),
+        };
+        of_loans.into_iter().chain(of_own).map(move |(what, bytes)| Offer {
+            what,
+            bytes,
+            priority: stake.priority,
+            who: who.clone(),
+        })
+    };
+    let mut all: Vec<Offer<T>> = others.into_iter().flat_map(offers).collect();
+    sort(&mut all);
+    all
+}
+
+/// Puts them in that order.
+pub fn sort<T>(offers: &mut [Offer<T>]) {
+    offers.sort_by_key(|offer| (offer.what, offer.priority, u64::MAX - offer.bytes));
+}
+
+/// Takes those out who are asked next for so many bytes, each with its share: as many as have enough loans together, as far as is known, then all that
+/// may have more, each of which is asked for all of it and says at once whether it has any; then belongings, the same way. Of the last one that is known to have enough so many bytes more are
+/// asked for as are wanted `ahead`: nobody is asked for these alone.
+pub fn next_round<T>(offers: &mut Vec<Offer<T>>, bytes: u64, ahead: u64) -> Vec<(Offer<T>, u64)> {
+    let Some(what) = offers.first().map(|offer| offer.what) else { return Vec::new() };
+    let (mut missing, mut asked) = (bytes, Vec::new());
+    while missing > 0 && offers.first().is_some_and(|offer| offer.what == what) {
+        let offer = offers.remove(0);
+        let share = if what.is_known() { offer.bytes.min(missing.saturating_add(ahead)) } else { missing };
+        missing = if what.is_known() { missing.saturating_sub(share) } else { missing };
+        asked.push((offer, share));
+    }
+    asked
 }
 
 /// How long after a question the next one is part of the same growth.
@@ -185,7 +234,7 @@ mod tests {
     use super::*;
 
     fn stake(priority: u32, lent: u64, own: u64) -> Stake {
-        Stake { priority, lent, own }
+        Stake { priority, lent, own, borrows: false }
     }
 
     #[test]
@@ -207,18 +256,36 @@ mod tests {
             (stake(50, 6, 9), "much"),
             (stake(20, 2, 0), "least"),
             (stake(10, 0, 0), "none"),
+            (Stake { borrows: true, ..stake(20, 0, 9) }, "new"),
         ];
-        let mut order = in_order(others, 60);
-        assert_eq!(order, [("least", 2), ("much", 15), ("own", 9), ("none", 0)]);
+        let order = in_order(others, 60);
+        let told = |offers: &[Offer<&'static str>]| -> Vec<_> {
+            offers.iter().map(|offer| (offer.who, offer.what, offer.bytes)).collect()
+        };
+        let expected = [
+            ("least", What::Loans, 2),
+            ("much", What::Loans, 6),
+            ("new", What::NewLoans, 0),
+            ("own", What::Own, 9),
+            ("new", What::Own, 9),
+            ("much", What::Own, 9),
+            ("none", What::New, 0),
+        ];
+        assert_eq!(told(&order), expected);
+        let rounds = |shares: &[(u64, u64)]| {
+            let mut left = order.clone();
+            let mut round = |(bytes, ahead): &(u64, u64)| -> Vec<_> {
+                next_round(&mut left, *bytes, *ahead).into_iter().map(|(offer, share)| (offer.who, share)).collect()
+            };
+            shares.iter().map(&mut round).collect::<Vec<_>>()
+        };
         // Ahead is asked for where there is more than what lacks, and nobody more is asked for it.
-        let mut ahead = order.clone();
-        assert_eq!(next_round(&mut ahead, 7, 4).asked, [("least", 2), ("much", 9)]);
-        assert_eq!(next_round(&mut ahead, 5, 9).asked, [("own", 9)]);
-        assert_eq!(next_round(&mut ahead, 5, 9).asked, [("none", 5)]);
-        assert_eq!(next_round(&mut order, 7, 0), Round { asked: vec![("least", 2), ("much", 5)], knows: true });
-        assert_eq!(next_round(&mut order, 20, 0), Round { asked: vec![("own", 9)], knows: true });
-        assert_eq!(next_round(&mut order, 20, 0), Round { asked: vec![("none", 20)], knows: false });
-        assert_eq!(next_round(&mut order, 20, 0).asked, []);
+        let all = rounds(&[(3, 9), (5, 0), (5, 9)]);
+        assert_eq!(all, [vec![("least", 2), ("much", 6)], vec![("new", 5)], vec![("own", 9)]]);
+        // No belongings in one round with loans: what was loaned may have become more since that was known.
+        let all = rounds(&[(20, 0), (12, 0), (12, 0), (12, 0), (2, 0), (2, 0)]);
+        assert_eq!((&all[0], &all[2]), (&vec![("least", 2), ("much", 6)], &vec![("own", 9), ("new", 3)]));
+        assert_eq!(all[3..], [vec![("much", 9)], vec![("none", 2)], vec![]]);
     }
 
     #[test]

@@ -256,7 +256,7 @@ impl Identity {
 }
 
 /// Whether a thread of a process lives whose main thread has left (`pthread_exit`): the system tells of the process what it tells of that one, which is over.
-fn has_living_thread(pid: u32) -> bool {
+pub fn has_living_thread(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let state = |thread: fs::DirEntry| look(&thread.path().join("stat").to_string_lossy()).ok().flatten();
     threads.filter_map(state).any(|stat| !matches!(stat.state, b'Z' | b'X'))

@@ -140,8 +140,9 @@ pub enum Request {
     /// That it looks again, and what has left this GPU may come back.
     Undrain { gpu: [u8; 16], patience: u64 },
     /// That so much of what it has on this GPU goes elsewhere within so many milliseconds, for a program of this priority ([`GUARANTEED`]: for what that
-    /// one is guaranteed). Said by that program itself, of the same user.
-    GiveWay { gpu: [u8; 16], bytes: u64, priority: u32, patience: u64 },
+    /// one is guaranteed). `loans`: of what it has there for other GPUs alone. Said by that program itself, of the same user. It answers with [`Reply::Done`], of which `stayed` is then what it still has there for
+    /// other GPUs: its page says so up to a second later.
+    GiveWay { gpu: [u8; 16], bytes: u64, priority: u32, loans: bool, patience: u64 },
 }
 
 /// A priority above all others.
@@ -292,6 +293,7 @@ struct GiveWayBytes {
     gpu: [u8; 16],
     bytes: U64,
     priority: U32,
+    loans: U32,
     patience: U64,
 }
 
@@ -366,9 +368,10 @@ impl Request {
             Self::Set(all) => message::encode(SET, joined(all.iter().map(String::as_str)).as_bytes()),
             Self::Drain { gpu, patience } => about(DRAIN, gpu, *patience),
             Self::Undrain { gpu, patience } => about(UNDRAIN, gpu, *patience),
-            Self::GiveWay { gpu, bytes, priority, patience } => {
-                let (bytes, priority, patience) = ((*bytes).into(), (*priority).into(), (*patience).into());
-                message::encode(GIVE_WAY, GiveWayBytes { gpu: *gpu, bytes, priority, patience }.as_bytes())
+            Self::GiveWay { gpu, bytes, priority, loans, patience } => {
+                let (bytes, patience) = ((*bytes).into(), (*patience).into());
+                let [priority, loans] = [*priority, u32::from(*loans)].map(U32::from);
+                message::encode(GIVE_WAY, GiveWayBytes { gpu: *gpu, bytes, priority, loans, patience }.as_bytes())
             }
         }
     }
@@ -410,11 +413,11 @@ impl Request {
                 Ok(if kind == DRAIN { Self::Drain { gpu, patience } } else { Self::Undrain { gpu, patience } })
             }
             (GIVE_WAY, body) => {
-                let GiveWayBytes { gpu, bytes, priority, patience } =
+                let GiveWayBytes { gpu, bytes, priority, loans, patience } =
                     GiveWayBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
                 let (bytes, priority, patience) = (bytes.get(), priority.get(), patience.get());
-                let is_priority = priority <= GUARANTEED;
-                is_priority.then_some(Self::GiveWay { gpu, bytes, priority, patience }).ok_or(Unread::Nonsense)
+                let (loans, is_priority) = (yes_or_no(loans)?, priority <= GUARANTEED);
+                is_priority.then_some(Self::GiveWay { gpu, bytes, priority, loans, patience }).ok_or(Unread::Nonsense)
             }
             _ => Err(Unread::Nonsense),
         }
@@ -623,8 +626,8 @@ mod tests {
             ranks in proptest::collection::vec(any::<u32>(), 0..MOST_RANKS),
         ) {
             let [patience, moved, stayed] = numbers;
-            let give_way = Request::GiveWay { gpu, bytes: moved, priority: keep % (GUARANTEED + 1), patience };
-            let beyond = Request::GiveWay { gpu, bytes: moved, priority: GUARANTEED + 1 + keep % 1000, patience };
+            let give_way = Request::GiveWay { gpu, bytes: moved, priority: keep % (GUARANTEED + 1), loans: keep % 2 == 0, patience };
+            let beyond = Request::GiveWay { gpu, bytes: moved, priority: GUARANTEED + 1 + keep % 1000, loans: false, patience };
             prop_assert_eq!(Request::decode(&beyond.encode()), Err(Unread::Nonsense));
             let drains = [Request::Drain { gpu, patience }, Request::Undrain { gpu, patience }, give_way];
             let together = Together::ALL[keep as usize % 3];

@@ -3,8 +3,8 @@
 use super::setup::{asked, held, is_whole, takes};
 use super::{MIB, Machine};
 use gpupool_events::{Event, Reader};
-use gpupool_metrics::Snapshot;
 use gpupool_metrics::folder::{Folder, Roots};
+use gpupool_metrics::{Loan, Snapshot};
 use gpupool_wire::Socket;
 use gpupool_wire::control::{ROOM, Reply, Request};
 use harness::{Running, Traced, eventually, goes_on};
@@ -369,6 +369,55 @@ fn those_who_ask_one_are_served_in_the_order_in_which_they_came() {
     is_whole(holder);
 }
 
+/// Its page tells of its loans up to a second late, and who works there is not to lose what it has for that.
+#[test]
+fn nobody_gives_its_own_while_others_have_loans_that_their_pages_do_not_tell_of_yet() {
+    let machine = Machine::new("2x320MiB");
+    let filler = machine.holder(machine.neighbour(0, 90), 80);
+    let low = machine.holder(machine.neighbour(0, 10), 100);
+    let mut like = machine.page(&filler);
+    for place in &mut like.levels.places.rows {
+        place.held = if place.is_gpu() && place.number == 0 { 20 * MIB } else { 0 };
+    }
+    like.levels.loans.rows = vec![Loan { number: 0, on_host: false, borrower: 1, bytes: 20 * MIB }];
+    let (folder, path) = pretend(&machine, &like);
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let mut asker = machine.start(machine.neighbour(0, 50));
+    asker.tell("take 190");
+    let (socket, bytes) = question(&folder, &name);
+    assert_eq!(bytes, 20 * MIB, "what its page says");
+    let none: [OwnedFd; 0] = [];
+    let stays = Reply::Done { moved: bytes, stayed: 60 * MIB, to_disk: 0, stored: 0, microseconds: 1, waited: 0 };
+    socket.send(&stays.encode(), &none).unwrap();
+    let (socket, bytes) = question(&folder, &name);
+    assert!((40 * MIB..=60 * MIB).contains(&bytes), "{bytes}");
+    drop(filler);
+    socket.send(&done(bytes), &none).unwrap();
+    asker.hear().parse::<u64>().unwrap();
+    std::fs::remove_file(path).unwrap();
+    machine.until(&asker, "all of it near", |page| held(page, 0) == 190 * MIB);
+    is_whole(asker);
+    let given = is_whole(low);
+    assert!(!given.iter().any(|event| matches!(event, Event::RecallGive(_))), "{given:?}");
+}
+
+/// As a program does that a scheduler ends to begin another one.
+#[test]
+fn what_one_had_that_ends_while_it_is_asked_is_waited_for() {
+    let machine = Machine::new("2x320MiB");
+    let ends = machine.holder(machine.neighbour(0, 10), 240);
+    let agent = super::upset::agent(&ends);
+    let mut asker = machine.start(machine.neighbour(0, 90).env("GPUPOOL_RECALL_WAIT", "30s"));
+    asker.tell("take 200");
+    in_line(&machine, &ends, 1);
+    ends.signal(libc::SIGKILL);
+    drop(agent);
+    asker.hear().parse::<u64>().unwrap();
+    machine.until(&asker, "all of it near", |page| held(page, 0) == 200 * MIB);
+    let silent = |event: &Event| if let Event::RecallAsk(event) = event { event.silent } else { 0 };
+    assert_eq!(is_whole(asker).iter().map(silent).sum::<u32>(), 0);
+}
+
 /// A page is up to a second old.
 #[test]
 fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
@@ -515,7 +564,7 @@ fn a_program_works_on_while_it_answers_whoever_is_silent() {
     let silent = super::begin_to_say(&machine.page_file(), &[], None);
     goes_on(&mut program);
     drop(silent);
-    let request = Request::GiveWay { gpu, bytes: 20 * MIB, priority: 90, patience: 20_000 }.encode();
+    let request = Request::GiveWay { gpu, bytes: 20 * MIB, priority: 90, loans: false, patience: 20_000 }.encode();
     let deaf = super::begin_to_say(&machine.page_file(), &request, None);
     goes_on(&mut program);
     machine.until(&program, "memory on the host", |page| page.levels.residence.on_host >= 20 * MIB);

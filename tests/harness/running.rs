@@ -1,7 +1,7 @@
 //! A program that runs while the test looks at it, and does what it is told.
 
-use crate::artifact_folder;
 use crate::run::{LOG, SESSION};
+use crate::{artifact_folder, eventually};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output};
@@ -82,10 +82,20 @@ impl Running {
         self.folder.path().join(LOG)
     }
 
-    /// Sends it a signal.
+    /// Sends it a signal. Of one that stops it this is back once all its threads stand: others go on for a while when the first one does.
+    #[track_caller]
     pub fn signal(&self, signal: i32) {
         // SAFETY: kill has no preconditions; the child was not waited for, so the number is its.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+        if signal == libc::SIGSTOP {
+            eventually("a stop", || {
+                let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
+                let read = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("stat")).ok();
+                let stands =
+                    |text: String| text.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't', 'Z', 'X']));
+                threads.filter_map(read).all(stands).then_some(())
+            });
+        }
     }
 
     /// Kills it, and waits until its last thread is gone: /proc calls a process a zombie as soon as its main thread is

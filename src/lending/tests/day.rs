@@ -237,9 +237,9 @@ impl Machine {
         let stakes = (0..self.all.len()).filter(has).map(|number| (self.stake(number, gpu), number));
         let mut others = in_order(stakes, priority);
         let mut freed = 0;
-        while freed < bytes && others.first().is_some_and(|(_, gives)| *gives > 0) {
-            for (other, share) in next_round(&mut others, bytes - freed, 0).asked {
-                freed += self.give(now, other, gpu, share, priority);
+        while freed < bytes && others.first().is_some_and(|offer| offer.bytes > 0) {
+            for (offer, share) in next_round(&mut others, bytes - freed, 0) {
+                freed += self.give(now, offer.who, gpu, share, priority);
             }
         }
     }
@@ -247,7 +247,7 @@ impl Machine {
     fn stake(&self, number: usize, gpu: usize) -> Stake {
         let job = &self.all[number];
         let (lent, own) = if job.home == gpu { (0, job.on[gpu]) } else { (job.on[gpu], 0) };
-        Stake { priority: job.job.priority, lent, own }
+        Stake { priority: job.job.priority, lent, own, borrows: false }
     }
 
     /// One gives way, as `src/shim/recall/give.rs` does.

@@ -226,12 +226,19 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
         Request::Undrain { gpu, patience } => {
             return left(drains::undrain(&gpu, within(patience), &is_wanted, &mut progress));
         }
-        Request::GiveWay { gpu, bytes, priority, patience } => {
+        Request::GiveWay { gpu, bytes, priority, loans, patience } => {
             // No other user's, root's neither: whoever has no page in this folder does not matter more than who has.
             let asker = socket.peer().map_err(|error| error.to_string());
             match asker.and_then(|peer| peer.is_same_user().map(|()| peer.pid)) {
-                Ok(pid) => give::give_way(&gpu, bytes, priority, pid, within(patience), &is_wanted, &mut progress)
-                    .map(|Vacated { moved, took, .. }| suspend::Done { moved, took, ..Default::default() }),
+                Ok(pid) => {
+                    give::give_way(&gpu, (bytes, loans), priority, pid, within(patience), &is_wanted, &mut progress)
+                        .map(|(Vacated { moved, took, .. }, stayed)| suspend::Done {
+                            moved,
+                            stayed,
+                            took,
+                            ..Default::default()
+                        })
+                }
                 Err(why) => Err(why),
             }
         }

@@ -9,10 +9,10 @@ use crate::{bell, live, log, process};
 use gpupool_config::{Mode, format_size};
 use gpupool_events::RecallAsk;
 use gpupool_interpose::cancel;
-use gpupool_lending::{self as lending, Growth, Round};
+use gpupool_lending::{self as lending, Growth, Offer, What};
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Door, Standing, ring, stat};
+use gpupool_metrics::{Door, Standing, has_living_thread, is_all_ending, ring, stat};
 use gpupool_pool::Place;
 use gpupool_wire::control::{GUARANTEED, ROOM, Reply, Request};
 use gpupool_wire::socket::wait;
@@ -71,9 +71,9 @@ fn ask(home: u32, bytes: u64, since: Option<Instant>) -> u64 {
 }
 
 /// Asks those that matter less for so much of a GPU that nobody works on, which this process only borrows from as they do; the bytes that they say they have
-/// freed. Of equals who came first keeps what it has.
-pub(super) fn ask_as_borrower(gpu: u32, bytes: u64) -> u64 {
-    try_to_ask(gpu, bytes, None, true).unwrap_or(0)
+/// freed. Of equals who came first keeps what it has. `since`: when it asked first for what lacks, if it has.
+pub(super) fn ask_as_borrower(gpu: u32, bytes: u64, since: Option<Instant>) -> u64 {
+    try_to_ask(gpu, bytes, since, true).unwrap_or(0)
 }
 
 /// `since`: when the allocation asked first, where it has before. `borrows`: this process does not work on that GPU.
@@ -107,38 +107,82 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
         own if borrows => own.checked_sub(1)?,
         own => own,
     };
-    let (halted, others): (Vec<Neighbour>, Vec<Neighbour>) =
-        neighbours::on(&folder, &gpu).into_iter().partition(|other| other.is_halted);
-    halted.iter().filter(|other| other.stake.gives(priority) > 0).for_each(|other| tell_left_out(other, home));
-    let others = others.into_iter().filter(|other| !is_spared(other, &gpu));
-    let mut others = lending::in_order(others.map(|other| (other.stake, other)), priority);
+    // What these give on which terms, as their pages say now.
+    let offers = || {
+        let (halted, others): (Vec<Neighbour>, Vec<Neighbour>) =
+            neighbours::on(&folder, &gpu).into_iter().partition(|other| other.is_halted);
+        halted.iter().filter(|other| other.stake.gives(priority) > 0).for_each(|other| tell_left_out(other, home));
+        let others = others.into_iter().filter(|other| !is_spared(other, &gpu));
+        lending::in_order(others.map(|other| (other.stake, other)), priority)
+    };
+    let mut left = offers();
     let (mut freed, mut silent, mut asked, mut busy) = (0, 0, BTreeSet::new(), BTreeSet::new());
-    let mut asked_ahead = 0;
-    while freed < bytes && !others.is_empty() && Instant::now() + MARGIN < until {
-        let Round { asked: now, knows } = lending::next_round(&mut others, bytes - freed, std::mem::take(&mut ahead));
+    let (mut asked_ahead, mut any_ended, mut any_own) = (0, false, false);
+    let mut looked = Some(Instant::now());
+    while freed < bytes
+        && let Some(what) = left.first().map(|offer| offer.what)
+        && Instant::now() + MARGIN < until
+    {
+        if !what.is_loans() && freed > 0 && !any_own {
+            // The allocation looks at what is free now before anybody's belongings are asked for.
+            break;
+        }
+        any_own |= !what.is_loans();
+        if what == What::Own && looked.take().is_some_and(|looked| looked.elapsed() > MARGIN / 2) {
+            // Loans may have been taken since.
+            left = offers();
+            continue;
+        }
+        let knows = what.is_known();
+        let beyond = if knows { std::mem::take(&mut ahead) } else { 0 };
+        let now = lending::next_round(&mut left, bytes - freed, beyond);
         if knows {
             asked_ahead += now.iter().map(|(_, share)| share).sum::<u64>().saturating_sub(bytes - freed);
         }
         let first = if knows { until } else { until.min(Instant::now() + SHORT) };
-        let asks = Asks { folder: &folder, gpu, priority, first, until, wait, latest };
-        for ((other, share), answer) in now.iter().zip(asks.all(&now)) {
+        let asks = Asks { folder: &folder, gpu, priority, loans: what.is_loans(), first, until, wait, latest };
+        let questions: Vec<(&Neighbour, u64)> = now.iter().map(|(offer, share)| (&offer.who, *share)).collect();
+        for ((offer, share), answer) in now.iter().zip(asks.all(&questions)) {
+            let other = &offer.who;
             asked.insert(other.pid);
-            match (answer, knows) {
-                (Answer::Freed(bytes), _) if bytes > 0 => {
+            match answer {
+                Answer::Freed { bytes, loans } if bytes > 0 => {
                     freed += bytes;
-                    if bytes >= *share {
-                        others.push((other.clone(), 0));
-                    }
+                    let rest = offer.bytes.saturating_sub(bytes);
+                    let more = match what {
+                        _ if bytes < *share => None,
+                        _ if loans > 0 => Some((What::Loans, loans)),
+                        What::Own if rest > 0 => Some((What::Own, rest)),
+                        // Who gave all that was known may have more.
+                        What::Own | What::New => Some((What::New, 0)),
+                        What::Loans | What::NewLoans => None,
+                    };
+                    left.extend(more.map(|(what, bytes)| Offer { what, bytes, ..offer.clone() }));
+                }
+                // All that it had is free, or soon is.
+                Answer::Ended => {
+                    any_ended = true;
+                    freed += if knows { *share } else { 0 };
+                    left.retain(|of| of.who.pid != other.pid);
                 }
                 // It may be asked again at once, and is no nearer to the end of its line then.
-                (Answer::Busy, _) => _ = busy.insert(other.pid),
-                (Answer::Silent, _) | (Answer::None, true) => {
+                Answer::Busy => _ = busy.insert(other.pid),
+                // Of its belongings it may have some to give yet.
+                Answer::Freed { .. } if left.iter().any(|of| of.who.pid == other.pid) => {}
+                Answer::Silent | Answer::None if knows || answer == Answer::Silent => {
                     silent += 1;
                     spare(other, None, LEFT_ALONE);
+                    left.retain(|of| of.who.pid != other.pid);
+                }
+                // Once it goes on it is asked again.
+                Answer::Halted => {
+                    silent += 1;
+                    left.retain(|of| of.who.pid != other.pid);
                 }
                 _ => spare(other, Some((gpu, other.held())), AGAIN),
             }
         }
+        lending::sort(&mut left);
     }
     if freed > 0 {
         let mut all = GROWTH.lock();
@@ -165,7 +209,8 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
             (RecallAsk { device: home, bytes, ahead: asked_ahead, freed, asked, silent, microseconds }, text)
         });
     }
-    Some(freed)
+    // Of one that has ended nobody knows what it had by then.
+    Some(freed.max(u64::from(any_ended)))
 }
 
 fn is_spared(other: &Neighbour, gpu: &Uuid) -> bool {
@@ -208,6 +253,8 @@ struct Asks<'a> {
     folder: &'a Folder,
     gpu: Uuid,
     priority: u32,
+    /// Only for what they have there for other GPUs.
+    loans: bool,
     /// Nobody is waited for longer who says nothing, by this time or for so long after it last said something; and nobody at all by the last.
     first: Instant,
     /// By this time, to whom memory comes back meanwhile: it answers between two steps of that, and has what no page tells yet.
@@ -258,13 +305,22 @@ impl Drop for Turn {
 /// What one has freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    Freed(u64),
+    /// So much. `loans`: what it still has there for other GPUs.
+    Freed { bytes: u64, loans: u64 },
+    /// It has ended, and the driver has taken back all that it had.
+    Ended,
+    /// It is stopped, and answers nobody before it goes on.
+    Halted,
     /// It has said nothing in time, or will not answer.
     None,
     /// The same of one that was waited for though it was not known to have any.
     Silent,
     /// It was answering those who had come earlier.
     Busy,
+}
+
+impl Answer {
+    const NOTHING: Self = Self::Freed { bytes: 0, loans: 0 };
 }
 
 /// How far one is.
@@ -277,6 +333,8 @@ enum Asked<'a> {
     Called { listener: Socket<Own>, door: Door<'a>, turn: Turn },
     /// It has heard what is wanted.
     Heard(Socket<Own>),
+    /// It ends, and the driver takes back what it had once its last thread is gone.
+    Ends,
     /// It has answered, or will not.
     Over(Answer),
 }
@@ -295,7 +353,7 @@ impl Asked<'_> {
 
 impl Asks<'_> {
     /// What each of these has freed of what it is asked for, all asked at once. Nobody is waited for because another one goes on.
-    fn all(&self, others: &[(Neighbour, u64)]) -> Vec<Answer> {
+    fn all(&self, others: &[(&Neighbour, u64)]) -> Vec<Answer> {
         let mut all: Vec<(Asked<'_>, Instant)> = others.iter().map(|_| (Asked::New, self.first)).collect();
         let mut rung = None;
         loop {
@@ -324,7 +382,7 @@ impl Asks<'_> {
             let sockets = all.iter().filter_map(|(asked, _)| match asked {
                 Asked::Called { listener, .. } => Some(listener),
                 Asked::Heard(socket) => Some(socket),
-                Asked::New | Asked::Waits(_) | Asked::Over(_) => None,
+                Asked::New | Asked::Waits(_) | Asked::Ends | Asked::Over(_) => None,
             });
             let sockets: Vec<&Socket<Own>> = sockets.filter(|socket| socket.is_there()).collect();
             let left = until.saturating_duration_since(Instant::now()).min(RING);
@@ -339,9 +397,17 @@ impl Asks<'_> {
 
     /// Whether it says that it is at work for who asks; or has answered somebody who came earlier.
     fn go_on<'a>(&'a self, other: &Neighbour, bytes: u64, asked: &mut Asked<'a>, rings: bool) -> bool {
+        if rings && !matches!(asked, Asked::Over(_)) {
+            match fate(other) {
+                Fate::Runs => {}
+                Fate::Halted => *asked = Asked::Over(Answer::Halted),
+                Fate::Ends => *asked = Asked::Ends,
+                Fate::Over => *asked = Asked::Over(Answer::Ended),
+            }
+        }
         let mut goes_on = false;
         match asked {
-            Asked::Over(_) => {}
+            Asked::Over(_) | Asked::Ends => {}
             Asked::New => *asked = self.begin(other),
             Asked::Waits(turn) if rings => {
                 let before = turn.before;
@@ -356,9 +422,6 @@ impl Asks<'_> {
                     Some(false) => goes_on = before.is_some() && turn.before != before,
                     None => *asked = Asked::Over(Answer::None),
                 }
-                if is_out_of_reach(other) {
-                    *asked = Asked::Over(Answer::None);
-                }
             }
             Asked::Waits(_) => {}
             Asked::Called { door, .. } if rings && !door.is_there() => {
@@ -366,18 +429,19 @@ impl Asks<'_> {
                 *asked = if let Asked::Called { turn, .. } = over { Asked::Waits(turn) } else { over };
             }
             Asked::Called { listener, turn, .. } => {
-                if !listener.is_there() || rings && (!turn.ring() || is_out_of_reach(other)) {
+                if !listener.is_there() || rings && !turn.ring() {
                     *asked = Asked::Over(Answer::None);
                 } else if let Ok(socket) = listener.accept() {
                     // Another one that looks whether somebody listens, or somebody who is not meant, is let go.
                     let is_meant = socket.peer().is_ok_and(|peer| peer.pid == other.pid && peer.is_same_user().is_ok());
                     let left = self.latest.saturating_duration_since(Instant::now()).saturating_sub(MARGIN / 2);
                     let patience = u64::try_from(left.as_millis()).unwrap_or(0);
-                    let request = Request::GiveWay { gpu: self.gpu, bytes, priority: self.priority, patience };
+                    let request =
+                        Request::GiveWay { gpu: self.gpu, bytes, priority: self.priority, loans: self.loans, patience };
                     let none: [OwnedFd; 0] = [];
                     if is_meant {
                         let said = socket.send(&request.encode(), &none).is_ok();
-                        *asked = if said { Asked::Heard(socket) } else { Asked::Over(Answer::None) };
+                        *asked = if said { Asked::Heard(socket) } else { unheard(other) };
                     }
                 }
             }
@@ -385,24 +449,22 @@ impl Asks<'_> {
                 let mut buffer = [0; ROOM];
                 if !socket.is_there() {
                     *asked = Asked::Over(Answer::None);
-                } else if let Some(over) = match socket.receive(&mut buffer) {
-                    Ok(received) => match Reply::decode(&buffer[..received.bytes]) {
-                        Ok(Reply::Done { moved, .. }) => Some(Answer::Freed(moved)),
-                        // It says so only while it is at work: it has come to rest, begins with what is next, or more has left. While it waits for
-                        // a kernel it says nothing.
-                        Ok(Reply::Progress { .. }) => {
-                            goes_on = true;
-                            None
-                        }
-                        Ok(Reply::Refused { .. }) => Some(Answer::Freed(0)),
-                        Ok(_) | Err(_) => Some(Answer::None),
-                    },
-                    Err(gpupool_wire::socket::Failure::System(error)) if error.kind() == ErrorKind::WouldBlock => {
-                        (rings && is_out_of_reach(other)).then_some(Answer::None)
+                } else {
+                    match socket.receive(&mut buffer) {
+                        Ok(received) => match Reply::decode(&buffer[..received.bytes]) {
+                            Ok(Reply::Done { moved, stayed, .. }) => {
+                                *asked = Asked::Over(Answer::Freed { bytes: moved, loans: stayed });
+                            }
+                            // It says so only while it is at work: it has come to rest, begins with what is next, or more has left. While it waits for
+                            // a kernel it says nothing.
+                            Ok(Reply::Progress { .. }) => goes_on = true,
+                            Ok(Reply::Refused { .. }) => *asked = Asked::Over(Answer::NOTHING),
+                            Ok(_) => *asked = Asked::Over(Answer::None),
+                            Err(_) => *asked = unheard(other),
+                        },
+                        Err(gpupool_wire::socket::Failure::System(error)) if error.kind() == ErrorKind::WouldBlock => {}
+                        Err(_) => *asked = unheard(other),
                     }
-                    Err(_) => Some(Answer::None),
-                } {
-                    *asked = Asked::Over(over);
                 }
             }
         }
@@ -411,9 +473,6 @@ impl Asks<'_> {
 
     /// Goes to the end of the line of those who ask one, and begins if nobody else is there.
     fn begin(&self, other: &Neighbour) -> Asked<'_> {
-        if is_out_of_reach(other) {
-            return Asked::Over(Answer::None);
-        }
         let page = self.folder.page_to_ring(OsStr::new(&other.page)).ok();
         let Some(mut turn) = page.and_then(Turn::wait_for) else { return Asked::Over(Answer::None) };
         match turn.has_come() {
@@ -450,9 +509,37 @@ impl Asks<'_> {
     }
 }
 
-/// Whether it has ended, or is stopped and answers nobody.
-fn is_out_of_reach(other: &Neighbour) -> bool {
-    stat(other.pid).is_none_or(|stat| stat.started != other.started || matches!(stat.state, b'T' | b't' | b'Z' | b'X'))
+/// What one is at.
+enum Fate {
+    Runs,
+    /// It is stopped.
+    Halted,
+    /// It ends, and has its memory yet.
+    Ends,
+    /// It has ended: with its last thread the system has closed its files, and the driver has taken back what it had.
+    Over,
+}
+
+fn fate(other: &Neighbour) -> Fate {
+    let Some(stat) = stat(other.pid) else { return Fate::Over };
+    if stat.started.abs_diff(other.started) > 1 {
+        return Fate::Over;
+    }
+    match stat.state {
+        b'T' | b't' => Fate::Halted,
+        b'Z' | b'X' if !has_living_thread(other.pid) => Fate::Over,
+        _ if is_all_ending(other.pid) => Fate::Ends,
+        _ => Fate::Runs,
+    }
+}
+
+/// Of one whose connection has broken: it ends, which begins with that, or it will not answer.
+fn unheard<'a>(other: &Neighbour) -> Asked<'a> {
+    match fate(other) {
+        Fate::Over => Asked::Over(Answer::Ended),
+        Fate::Ends => Asked::Ends,
+        Fate::Halted | Fate::Runs => Asked::Over(Answer::None),
+    }
 }
 
 #[cfg(test)]
@@ -468,7 +555,7 @@ mod tests {
         let folder = Folder::around(&around.path().join("page")).unwrap();
         let own = Identity::own().unwrap();
         std::fs::write(around.path().join("1-1.page"), vec![0; BYTES]).unwrap();
-        let stake = Stake { priority: 1, lent: 0, own: 0 };
+        let stake = Stake { priority: 1, ..Stake::default() };
         let other = Neighbour {
             pid: own.pid,
             started: own.started,
@@ -483,6 +570,7 @@ mod tests {
             folder: &folder,
             gpu: [0; 16],
             priority: 1,
+            loans: false,
             first: begun + wait,
             until: begun + wait,
             wait,
@@ -508,9 +596,9 @@ mod tests {
                     let _ = socket.send(words, &none);
                 }
             });
-            asks.all(&[(other, 1)])
+            asks.all(&[(&other, 1)])
         });
-        assert_eq!(answers, [Answer::Freed(7)]);
+        assert_eq!(answers, [Answer::Freed { bytes: 7, loans: 0 }]);
     }
 
     /// Both looked when nobody stood in the line yet, as of two that come in the same millisecond.
@@ -525,7 +613,7 @@ mod tests {
             pid: own.pid,
             started: own.started,
             page: "1-1.page".to_owned(),
-            stake: Stake { priority: 1, lent: 0, own: 0 },
+            stake: Stake { priority: 1, ..Stake::default() },
             returns: false,
             is_halted: false,
         };
@@ -534,6 +622,7 @@ mod tests {
             folder: &folder,
             gpu: [0; 16],
             priority: 1,
+            loans: false,
             first: now + wait,
             until: now + wait,
             wait,
@@ -567,14 +656,15 @@ mod tests {
         let names = ["1-1", "2-1"];
         let others = names.map(|name| {
             std::fs::write(around.path().join(format!("{name}.page")), vec![0; BYTES]).unwrap();
-            let stake = Stake { priority: 1, lent: 0, own: 0 };
+            let stake = Stake { priority: 1, ..Stake::default() };
             let page = format!("{name}.page");
             (Neighbour { pid: own.pid, started: own.started, page, stake, returns: false, is_halted: false }, 1)
         });
         let begun = Instant::now();
         // Of neither it is known what it has.
         let (until, latest) = (begun + SOON, begun + 3 * LONG);
-        let asks = Asks { folder: &folder, gpu: [0; 16], priority: 1, first: until, until, wait: LONG, latest };
+        let asks =
+            Asks { folder: &folder, gpu: [0; 16], priority: 1, loans: false, first: until, until, wait: LONG, latest };
         let answers = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let none: [OwnedFd; 0] = [];
@@ -602,9 +692,9 @@ mod tests {
                     )
                     .unwrap();
             });
-            asks.all(&others)
+            asks.all(&others.each_ref().map(|(other, bytes)| (other, *bytes)))
         });
-        assert_eq!(answers, [Answer::None, Answer::Freed(7)]);
+        assert_eq!(answers, [Answer::None, Answer::Freed { bytes: 7, loans: 0 }]);
         assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
     }
 }

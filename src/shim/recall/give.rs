@@ -31,30 +31,32 @@ static GUARDS: Mutex<BTreeMap<u32, (Instant, Guard)>> = Mutex::new(BTreeMap::new
 /// By GPU, when it is looked next whether something can come back, and the pause before that.
 static TRIES: Mutex<BTreeMap<u32, (Instant, Duration)>> = Mutex::new(BTreeMap::new());
 
-/// Gives so much of this GPU to a program of that priority, until `deadline` and as long as it `is_wanted`.
+/// Gives so much of this GPU, or of what it has there for other GPUs (`loans`), to a program of that priority, until `deadline` and as long as it `is_wanted`; and what it has there for other GPUs still.
 ///
 /// # Errors
 /// That one does not matter more; in words.
 pub fn give_way(
     gpu: &Uuid,
-    bytes: u64,
+    (bytes, loans): (u64, bool),
     priority: u32,
     pid: u32,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Vacated, String> {
+) -> Result<(Vacated, u64), String> {
     let own = live::priority();
     let ordinal = ordinal_of(gpu);
     let Some(terms) = lending::terms(own, priority, ordinal.map_or(0, live::guarantee_of)) else {
         return Err(format!("its priority is {own}, and {priority} is lower"));
     };
-    let Some(ordinal) = ordinal else { return Ok(Vacated::default()) };
+    let terms = if loans { Terms { lent: true, ..terms } } else { terms };
+    let Some(ordinal) = ordinal else { return Ok(Default::default()) };
     // Whoever asked waits, and is not to wait in vain.
     let rest = Duration::MAX;
     let priority = Some(priority).filter(|priority| *priority != GUARANTEED);
     let gives = Gives { bytes, terms, pid: Some(pid), priority, why: "asked", rest };
-    Ok(give(ordinal, gives, deadline, is_wanted, progress))
+    let done = give(ordinal, gives, deadline, is_wanted, progress);
+    Ok((done, vacate::lent_on(ordinal)))
 }
 
 /// What is given.

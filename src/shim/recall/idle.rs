@@ -11,6 +11,7 @@ use super::at_work::{self, Work};
 use super::coming::{self, Glance};
 use super::{ask, give, leaving};
 use crate::backing::{open, terms};
+use crate::serve::memory;
 use crate::{bell, log, nvml, process};
 use gpupool_interpose::cancel;
 use gpupool_lending::Whom;
@@ -77,21 +78,24 @@ fn try_to_widen(home: u32, bytes: u64) -> Option<()> {
     }
     let lent: Vec<u32> =
         terms::lent_while_idle().into_iter().map(|(gpu, _)| gpu).filter(|gpu| plan.lends(*gpu)).collect();
-    let room = |gpu: &u32| {
-        let place = Place::Gpu(*gpu);
-        let by_limit = plan.limit(place).saturating_sub(plan.accounts.taken(place));
-        plan.free_at(driver, place).unwrap_or(0).min(by_limit)
+    let by_limit = |gpu: u32| {
+        let place = Place::Gpu(gpu);
+        plan.limit(place).saturating_sub(plan.accounts.taken(place))
     };
-    let mut lacks = bytes.saturating_sub(lent.iter().map(room).sum());
-    for gpu in lent {
-        if lacks == 0 {
-            break;
+    let room = |gpu: u32| plan.free_at(driver, Place::Gpu(gpu)).unwrap_or(0).min(by_limit(gpu));
+    for gpu in &lent {
+        let begun = Instant::now();
+        let mut since = None;
+        // As an allocation does: what came free another one may have taken by now.
+        for _ in 0..memory::Asking::MOST {
+            let lacks = bytes.saturating_sub(lent.iter().map(|gpu| room(*gpu)).sum());
+            let wanted = lacks.min(by_limit(*gpu).saturating_sub(room(*gpu)));
+            if wanted == 0 || ask::ask_as_borrower(*gpu, wanted, since) == 0 {
+                break;
+            }
+            has_room_again(*gpu);
+            since = Some(begun);
         }
-        let freed = ask::ask_as_borrower(gpu, lacks);
-        if freed > 0 {
-            has_room_again(gpu);
-        }
-        lacks = lacks.saturating_sub(freed);
     }
     Some(())
 }

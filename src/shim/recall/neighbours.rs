@@ -1,6 +1,7 @@
 //! The other processes: this user's, as their pages tell of them, and all who work on a GPU, as NVML does.
 
 use crate::backing::open;
+use crate::clock::monotonic_nanoseconds;
 use crate::nvml;
 use crate::serve::memory::idle::Part;
 use gpupool_lending::Stake;
@@ -12,6 +13,9 @@ use std::ffi::OsStr;
 
 /// Microseconds for which a page may say nothing of GPUs because it was made before the pool was: it is written once a second.
 const NEW: u64 = 3_000_000;
+
+/// Nanoseconds behind which a page tells of everything that was taken before: it is written once a second, by a thread that may have to wait for a processor.
+const LATE: u64 = 3_000_000_000;
 
 /// Another process, which has memory of a GPU or may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,11 +99,14 @@ fn told_of_any(folder: &Folder, entry: &Entry) -> Option<(Snapshot, bool)> {
 
 fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
     let levels = &told.levels;
+    // Its page tells of loans up to a second late.
+    let borrows = told.returns || told.took.is_since(monotonic_nanoseconds().saturating_sub(LATE));
     let Some(known) = levels.gpus.rows.iter().find(|known| known.uuid == *gpu) else {
         // What it has come to have by now it says itself, and whether it matters less.
         let is_new = levels.gpus.rows.is_empty() && now().saturating_sub(told.process.created) < NEW;
         let Entry { pid, started, .. } = *entry;
-        let (page, stake, returns) = (entry.name.clone(), Stake::default(), told.returns);
+        let stake = Stake { borrows, ..Stake::default() };
+        let (page, returns) = (entry.name.clone(), told.returns);
         return is_new.then_some(Neighbour { pid, started, page, stake, returns, is_halted: false });
     };
     let ordinal = known.ordinal;
@@ -115,6 +122,7 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
             priority: u32::try_from(levels.priority).unwrap_or(u32::MAX),
             lent,
             own: held.saturating_sub(lent),
+            borrows,
         },
         returns: told.returns,
         is_halted: false,

@@ -399,6 +399,11 @@ pub fn give_back(gpu: u32, which: Which) -> u64 {
     idle::give_back_unused(Some(Place::Gpu(gpu)), u32::MAX, which.word(), &format!("GPU {gpu} is left"))
 }
 
+/// Bytes that this program has on a GPU for others.
+pub fn lent_on(gpu: u32) -> u64 {
+    open::opened().map_or(0, |opened| lies_there(opened, gpu, true))
+}
+
 fn bytes_on(gpu: u32) -> u64 {
     open::opened().map_or(0, |opened| lies_there(opened, gpu, false))
 }

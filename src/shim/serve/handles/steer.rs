@@ -142,7 +142,11 @@ fn at_home_of_all(real: &mut Real<CuResult>, request: &Request) -> CuResult {
     let home = Place::Gpu(request.device);
     let mut result = at_home(real, home);
     let mut asking = Asking::default();
-    while result == CuResult::OUT_OF_MEMORY && asking.ask(request.device, request.bytes) {
+    // What is free there others need not give, nor what they have given for this one before.
+    let free = || plan_for(request.device).ok().and_then(|(driver, plan)| plan.free_at(driver, home)).unwrap_or(0);
+    // Who is refused though as much is free lacks what nobody can tell.
+    let lacks = || Some(request.bytes.saturating_sub(free())).filter(|lacks| *lacks > 0).unwrap_or(request.bytes);
+    while result == CuResult::OUT_OF_MEMORY && asking.ask(request.device, lacks()) {
         result = real.call();
     }
     result

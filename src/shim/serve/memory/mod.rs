@@ -545,7 +545,7 @@ pub struct Asking {
 
 impl Asking {
     /// Who says that it has freed something and has not is asked no more often than that.
-    const MOST: u32 = 16;
+    pub const MOST: u32 = 16;
 
     /// Asks for so much of this GPU. Whether anybody freed anything.
     #[cold]
