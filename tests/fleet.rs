@@ -341,6 +341,15 @@ fn settings_change_while_a_program_works_and_what_follows_is_told() {
     change("GPUPOOL_PRIORITY", "50", "80");
     change("GPUPOOL_MOVE_SHARE", "5%", "7%");
     change("GPUPOOL_LOG", "debug", "gpupool::memory=debug");
+    // Without a setting they are shown, and nothing changes.
+    let (told, done) = set("");
+    assert!(done && told["changes"].is_null(), "{told}");
+    let all = told["settings"].as_array().unwrap();
+    let says = |name: &str| all.iter().find(|row| row["name"] == name).unwrap()["value"].as_str().unwrap();
+    let names = ["GPUPOOL_LIMIT", "GPUPOOL_PRIORITY", "GPUPOOL_MOVE_SHARE", "GPUPOOL_DEVICES", "GPUPOOL_GUARANTEE"];
+    assert_eq!(names.map(says), ["0:12MiB", "80", "7%", "auto", ""], "{told}");
+    let shown = String::from_utf8(machine.gpupool(&format!("set {pid}")).stdout).unwrap();
+    assert!(shown.contains("GPUPOOL_LIMIT: 0:12MiB\n") && shown.contains("GPUPOOL_GUARANTEE: (unset)\n"), "{shown}");
     goes_on(&mut program);
     let page = machine.until(&program, "the new limit kept", |page| {
         page.levels.priority == 80 && at(page, 0).limit == 12 * MIB && at(page, 0).held <= 12 * MIB

@@ -11,10 +11,10 @@ use crate::failure::{Failure, complain};
 use crate::stdout;
 use crate::terminal;
 
-/// Change settings of a running program: limit, devices, move_share, priority, guarantee, log
+/// Show or change settings of a running program: limit, devices, move_share, priority, guarantee, log
 #[derive(clap::Args)]
 #[command(
-    after_help = "A setting is written with or without GPUPOOL_ in front. All that are given change, or none. What lies beyond a limit \
+    after_help = "Without a setting it says what these are now. A setting is written with or without GPUPOOL_ in front. All that are given change, or none. What lies beyond a limit \
 leaves for other GPUs or the host, and so does what a GPU that lends no more has for others; what cannot is told. \
 A setting with nothing behind the = is unset, as if it had never been given: limit= takes all limits away. \
 Other settings are read once, when a program starts.
@@ -23,6 +23,7 @@ Exit status: 0 where all of them hold now, also where memory beyond a limit coul
 of them is no setting or no such process is there.
 
 Examples:
+  gpupool set 4711                           what they are
   gpupool set 4711 limit=0:20GiB
   gpupool set 4711 limit=                    no limit any more
   gpupool set 4711 devices=0,1 priority=80   lent to by GPU 0 and 1 alone
@@ -33,7 +34,7 @@ pub struct Args {
     #[arg(value_parser = pid)]
     pid: u32,
     /// The settings
-    #[arg(required = true, value_name = "NAME=VALUE")]
+    #[arg(value_name = "NAME=VALUE")]
     settings: Vec<String>,
     /// One JSON object
     #[arg(long)]
@@ -83,7 +84,16 @@ struct Told<'a> {
     pid: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a str>,
-    changes: Vec<Changed<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changes: Option<Vec<Changed<'a>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settings: Option<Vec<Shown<'a>>>,
+}
+
+#[derive(Serialize)]
+struct Shown<'a> {
+    name: &'a str,
+    value: &'a str,
 }
 
 #[derive(Serialize)]
@@ -95,7 +105,7 @@ struct Changed<'a> {
     note: &'a str,
 }
 
-/// Changes them, and says what they were and are.
+/// Changes them, and says what they were and are; or says what those that can be changed are.
 ///
 /// # Errors
 /// One of them is no setting, the process cannot be asked, or nothing can be printed.
@@ -114,6 +124,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let (changes, error) =
         match reply.unwrap_or_else(|| Err(NoAnswer { why: "nobody was asked".to_owned(), was_asked: false })) {
             Ok(Reply::Changed(changes)) => (changes, None),
+            Err(NoAnswer { why, .. }) if args.settings.is_empty() => (Vec::new(), Some(why)),
             Ok(Reply::Refused { why }) => (Vec::new(), Some(format!("{why}; nothing has changed"))),
             Err(NoAnswer { why, was_asked: false }) => (Vec::new(), Some(format!("nothing has changed: {why}"))),
             // It may have been stopped, or ended, between the change and the answer.
@@ -123,8 +134,15 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             Ok(_) => (Vec::new(), Some(OTHER_ANSWER.to_owned())),
         };
     if args.json {
-        let changes = changes.iter().map(|Change { name, old, new, note }| Changed { name, old, new, note });
-        let told = Told { pid: args.pid, error: error.as_deref(), changes: changes.collect() };
+        let shows = args.settings.is_empty();
+        let told = Told {
+            pid: args.pid,
+            error: error.as_deref(),
+            changes: (!shows).then(|| {
+                changes.iter().map(|Change { name, old, new, note }| Changed { name, old, new, note }).collect()
+            }),
+            settings: shows.then(|| changes.iter().map(|it| Shown { name: &it.name, value: &it.new }).collect()),
+        };
         let text = serde_json::to_string_pretty(&told).map_err(|error| Failure::broken(error.to_string()))?;
         stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
     }
@@ -135,7 +153,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     for Change { name, old, new, note } in changes.iter().filter(|_| !args.json) {
         let shown = |value: &str| if value.is_empty() { "(unset)".to_owned() } else { value.to_owned() };
         let note = if note.is_empty() { String::new() } else { format!(" ({note})") };
-        let line = format!("{name}: {} -> {}{note}", shown(old), shown(new));
+        let before = if args.settings.is_empty() { String::new() } else { format!("{} -> ", shown(old)) };
+        let line = format!("{name}: {before}{}{note}", shown(new));
         stdout::print(&format!("{}\n", terminal::clean(&line)))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -133,7 +133,7 @@ pub enum Request {
     /// `together`: as of [`Request::Suspend`], and once its memory is copied it says so ([`Reply::Quiet`]) and waits until that of all others is ([`Request::Go`]).
     /// `leaves`: it does not go on behind that, but its memory leaves for the host as well, which is answered once more ([`Reply::Done`]).
     Checkpoint { folder: PathBuf, keep: u32, patience: u64, together: Together, leaves: bool, full: bool },
-    /// That these settings change, each `NAME=VALUE`: all of them, or none.
+    /// That these settings change, each `NAME=VALUE`: all of them, or none. An empty list asks what those that can be changed say now ([`Reply::Changed`]).
     Set(Vec<String>),
     /// That it looks which GPUs are drained, of which this one is, and has its memory leave that one within so many milliseconds.
     Drain { gpu: [u8; 16], patience: u64 },

@@ -69,11 +69,18 @@ const ROWS: [Row; 6] = [
     },
 ];
 
-/// Changes these, each `NAME=VALUE`, as long as that `is_wanted`.
+/// Changes these, each `NAME=VALUE`, as long as that `is_wanted`. Of none: what all that can be changed say now.
 ///
 /// # Errors
 /// One of them cannot be: why, in one line. None has changed then.
 pub fn set(all: &[String], is_wanted: &dyn Fn() -> bool) -> Result<Vec<Change>, String> {
+    if all.is_empty() {
+        let says = |row: &Row| {
+            let says = (row.says)();
+            Change { name: row.name.to_owned(), old: says.clone(), new: says, note: String::new() }
+        };
+        return Ok(ROWS.iter().map(says).collect());
+    }
     let mut asked: Vec<(&Row, Settings)> = Vec::new();
     for words in all {
         let (setting, settings) = read_one(words).map_err(|problem| problem.to_string())?;
