@@ -363,7 +363,7 @@ fn a_program_that_is_killed_while_it_goes_to_a_disk_leaves_files_that_the_next_o
     let entries = || std::fs::read_dir(folder.path()).unwrap().count();
     for _ in 0..2 {
         let mut program = suspended("1x1GiB").start(None);
-        program.ask("keep 256");
+        program.ask("keep 640");
         let mut command = Command::new(artifact_folder().join("gpupool"));
         command.args(["suspend", "--to"]).arg(folder.path()).arg(program.pid().to_string());
         command.env("XDG_RUNTIME_DIR", program.session()).env_remove("LD_PRELOAD").stderr(Stdio::piped());
