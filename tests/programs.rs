@@ -64,6 +64,14 @@ fn the_simulated_driver_answers_probes_as_moves_rely_on() {
     }
 }
 
+/// Whoever asked a process for room that ends looks then.
+#[test]
+fn what_a_killed_process_had_is_free_once_it_has_ended() {
+    let machine = tempfile::tempdir().unwrap();
+    let run = Run::program("probe_ended").args("1024 4").sim("1x4GiB");
+    run.env("SIMCUDA_MACHINE", machine.path().join("machine")).go().succeeds().says("every rule stands");
+}
+
 /// Two threads that give access to one range at once get into each other's way in a real driver, which answers one of them 208, or lets a GPU fault that it said has access.
 #[test]
 fn the_simulated_driver_tells_of_threads_that_give_access_to_one_range_at_once() {

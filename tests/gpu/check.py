@@ -99,6 +99,7 @@ SETS = {
         "probe-contexts": probes.contexts,
         "probe-grants": probes.grants,
         "probe-ranges": probes.ranges,
+        "probe-ended": probes.ended,
         "probe-coverage": probes.coverage,
         "probe-latency": probes.latency,
         "probe-events": probes.events,

@@ -63,6 +63,12 @@ def ranges(lab):
     return _probe(lab, "probe_ranges", "0", "-1", *["1"] * (len(lab.machine.gpus) > 1))
 
 
+def ended(lab):
+    """When what a killed process had is free for others: whoever asked it for room looks then."""
+    large = ["40960 4"] * (lab.machine.gpus[0].total > 60 << 30)
+    return _probe(lab, "probe_ended", "1024", *large)
+
+
 def room(lab):
     """P6: page tables, and whether a remap needs more of them."""
     return _probe(lab, "probe_room")

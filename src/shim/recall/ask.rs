@@ -34,6 +34,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 const SHORT: Duration = Duration::from_millis(150);
 /// How many times as long who is heard to go on is waited for. 100 GiB take the host three seconds.
 pub(super) const LONGER: u32 = 3;
+/// How long it is waited until what an ended process had is free.
+const BACK: Duration = Duration::from_millis(300);
 /// What is left of the time for who answers at the last moment.
 const MARGIN: Duration = Duration::from_millis(100);
 
@@ -87,7 +89,7 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
     // What the program makes itself is asked for before there is a pool.
     let driver = process::driver()?;
     let plan = open::plan(driver)?;
-    let gpu = plan.topology.gpus.get(home as usize)?.uuid;
+    let (place, gpu) = (Place::Gpu(home), plan.topology.gpus.get(home as usize)?.uuid);
     // What becomes free is the reserve's first.
     let bytes = bytes.saturating_add(plan.lacks_at(driver, home));
     let _one = ASKING.try_lock_until(until)?;
@@ -95,7 +97,7 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
     let guarantee = live::guarantee_of(home);
     let is_guaranteed = !borrows && lending::is_guaranteed(taken, bytes, guarantee);
     // Beyond what it is guaranteed a program is not above all.
-    let most = if is_guaranteed { guarantee.min(plan.limit(Place::Gpu(home))) } else { plan.limit(Place::Gpu(home)) };
+    let most = if is_guaranteed { guarantee.min(plan.limit(place)) } else { plan.limit(place) };
     let room = most.saturating_sub(taken.saturating_add(bytes));
     let grows = |(growth, answered): &mut (Growth, Instant)| growth.ahead(answered.elapsed(), room);
     // Who asks again because others took what came free is not on its way to more.
@@ -140,6 +142,7 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
             asked_ahead += now.iter().map(|(_, share)| share).sum::<u64>().saturating_sub(bytes - freed);
         }
         let first = if knows { until } else { until.min(Instant::now() + SHORT) };
+        let (mut of_ended, free) = (0_u64, plan.free_at(driver, place).unwrap_or(0));
         let asks = Asks { folder: &folder, gpu, priority, loans: what.is_loans(), first, until, wait, latest };
         let questions: Vec<(&Neighbour, u64)> = now.iter().map(|(offer, share)| (&offer.who, *share)).collect();
         for ((offer, share), answer) in now.iter().zip(asks.all(&questions)) {
@@ -162,7 +165,7 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
                 // All that it had is free, or soon is.
                 Answer::Ended => {
                     any_ended = true;
-                    freed += if knows { *share } else { 0 };
+                    of_ended += if knows { *share } else { 0 };
                     left.retain(|of| of.who.pid != other.pid);
                 }
                 // It may be asked again at once, and is no nearer to the end of its line then.
@@ -181,6 +184,10 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
                 }
                 _ => spare(other, Some((gpu, other.held())), AGAIN),
             }
+        }
+        if of_ended > 0 {
+            freed += of_ended;
+            wait_for_free(|| plan.free_at(driver, place), free.saturating_add(of_ended), until);
         }
         lending::sort(&mut left);
     }
@@ -211,6 +218,15 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
     }
     // Of one that has ended nobody knows what it had by then.
     Some(freed.max(u64::from(any_ended)))
+}
+
+/// Waits until so much of a GPU is free as processes had that have ended: what the driver takes back with the last thread may show a little later. Not for long, since another one may have
+/// taken it by then.
+fn wait_for_free(free: impl Fn() -> Option<u64>, enough: u64, until: Instant) {
+    let until = until.min(Instant::now() + BACK);
+    while free().is_some_and(|free| free < enough) && Instant::now() < until {
+        std::thread::sleep(RING);
+    }
 }
 
 fn is_spared(other: &Neighbour, gpu: &Uuid) -> bool {
