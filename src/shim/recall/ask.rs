@@ -117,17 +117,23 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
         let others = others.into_iter().filter(|other| !is_spared(other, &gpu));
         lending::in_order(others.map(|other| (other.stake, other)), priority)
     };
+    let free = || plan.free_at(driver, place).unwrap_or(0);
+    let free_first = free();
     let mut left = offers();
     let (mut freed, mut silent, mut asked, mut busy) = (0, 0, BTreeSet::new(), BTreeSet::new());
-    let (mut asked_ahead, mut any_ended, mut any_own) = (0, false, false);
+    let (mut asked_ahead, mut any_ended, mut any_own, mut any_free) = (0, false, false, false);
     let mut looked = Some(Instant::now());
     while freed < bytes
         && let Some(what) = left.first().map(|offer| offer.what)
         && Instant::now() + MARGIN < until
     {
-        if !what.is_loans() && freed > 0 && !any_own {
-            // The allocation looks at what is free now before anybody's belongings are asked for.
-            break;
+        if !what.is_loans() && !any_own && !asked.is_empty() {
+            // What others asked for meanwhile may be more than they took: the allocation looks at what is free before anybody's belongings are asked for.
+            let came = free().saturating_sub(free_first);
+            any_free = came >= bytes || came > 0 && since.is_none();
+            if freed > 0 || any_free {
+                break;
+            }
         }
         any_own |= !what.is_loans();
         if what == What::Own && looked.take().is_some_and(|looked| looked.elapsed() > MARGIN / 2) {
@@ -142,7 +148,7 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
             asked_ahead += now.iter().map(|(_, share)| share).sum::<u64>().saturating_sub(bytes - freed);
         }
         let first = if knows { until } else { until.min(Instant::now() + SHORT) };
-        let (mut of_ended, free) = (0_u64, plan.free_at(driver, place).unwrap_or(0));
+        let (mut of_ended, mut any_gone, free_before) = (0_u64, false, free());
         let asks = Asks { folder: &folder, gpu, priority, loans: what.is_loans(), first, until, wait, latest };
         let questions: Vec<(&Neighbour, u64)> = now.iter().map(|(offer, share)| (&offer.who, *share)).collect();
         for ((offer, share), answer) in now.iter().zip(asks.all(&questions)) {
@@ -166,12 +172,14 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
                 Answer::Ended => {
                     any_ended = true;
                     of_ended += if knows { *share } else { 0 };
+                    any_gone = true;
                     left.retain(|of| of.who.pid != other.pid);
                 }
                 // It may be asked again at once, and is no nearer to the end of its line then.
                 Answer::Busy => _ = busy.insert(other.pid),
-                // Of its belongings it may have some to give yet.
+                // Of its belongings it may have some to give yet; and who was asked for loans of which nobody knows is waited for a short time only.
                 Answer::Freed { .. } if left.iter().any(|of| of.who.pid == other.pid) => {}
+                Answer::None if !knows && left.iter().any(|of| of.who.pid == other.pid) => {}
                 Answer::Silent | Answer::None if knows || answer == Answer::Silent => {
                     silent += 1;
                     spare(other, None, LEFT_ALONE);
@@ -185,9 +193,9 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
                 _ => spare(other, Some((gpu, other.held())), AGAIN),
             }
         }
-        if of_ended > 0 {
+        if any_gone {
             freed += of_ended;
-            wait_for_free(|| plan.free_at(driver, place), free.saturating_add(of_ended), until);
+            wait_for_free(free, free_before.saturating_add(of_ended.max(1)), until);
         }
         lending::sort(&mut left);
     }
@@ -216,15 +224,15 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
             (RecallAsk { device: home, bytes, ahead: asked_ahead, freed, asked, silent, microseconds }, text)
         });
     }
-    // Of one that has ended nobody knows what it had by then.
-    Some(freed.max(u64::from(any_ended)))
+    // Of one that has ended nobody knows what it had by then, nor whose it was that others have freed.
+    Some(freed.max(u64::from(any_ended || any_free)))
 }
 
 /// Waits until so much of a GPU is free as processes had that have ended: what the driver takes back with the last thread may show a little later. Not for long, since another one may have
 /// taken it by then.
-fn wait_for_free(free: impl Fn() -> Option<u64>, enough: u64, until: Instant) {
+fn wait_for_free(free: impl Fn() -> u64, enough: u64, until: Instant) {
     let until = until.min(Instant::now() + BACK);
-    while free().is_some_and(|free| free < enough) && Instant::now() < until {
+    while free() < enough && Instant::now() < until {
         std::thread::sleep(RING);
     }
 }
