@@ -19,7 +19,7 @@ program goes on. What is on a disk has to come back: where it cannot be read, or
 the program stays suspended with all that it has, and can be resumed again once that is mended.
 
 Exit status: 0 where all that are named go on, also with memory elsewhere for want of room; 1 where one stays suspended, cannot be asked or, of several, has \
-ended; 2 where no such process is there.
+ended; 2 where no such process is there or it is stopped (SIGSTOP).
 
 Examples:
   gpupool resume 4711

@@ -20,7 +20,7 @@ A setting with nothing behind the = is unset, as if it had never been given: lim
 Other settings are read once, when a program starts.
 
 Exit status: 0 where all of them hold now, also where memory beyond a limit could not leave; 1 where the program refused them or did not answer; 2 where one \
-of them is no setting or no such process is there.
+of them is no setting, or no such process is there or it is stopped.
 
 Examples:
   gpupool set 4711                           what they are
@@ -47,10 +47,10 @@ pub struct Args {
     after_help = "Memory of a program gives way to programs of a higher priority that need it; without a word from anybody it is 50. The same as \
 gpupool set PID priority=N.
 
-Exit status: 0 where it holds now; 1 where the program refused it or did not answer; 2 where N is no number from 0 to 100 or no such process is there.
+Exit status: 0 where it holds now; 1 where the program refused it or did not answer; 2 where N is no number from 0 to 100, or no such process is there or it is stopped.
 
 Examples:
-  gpupool priority 4711 80   it gets memory back from programs of a lower priority"
+  gpupool priority 4711 80   programs of a lower priority give way to it when it next lacks memory"
 )]
 pub struct PriorityArgs {
     /// Its number, as gpupool ps lists it

@@ -32,7 +32,7 @@ Into a folder: each program writes a folder of its own there, which is gone when
 found out on the way. Nothing leaves before all of it is on the disk, and every part is compared with its hash on the way back.
 
 Exit status: 0 where all that are named are suspended, also where some memory found no other place and stayed; 1 where one is not, and then none is; 2 where \
-no such process is there.
+no such process is there or it is stopped (SIGSTOP).
 
 Examples:
   gpupool suspend 4711

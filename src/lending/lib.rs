@@ -133,8 +133,8 @@ pub fn sort<T>(offers: &mut [Offer<T>]) {
     offers.sort_by_key(|offer| (offer.what, offer.priority, u64::MAX - offer.bytes));
 }
 
-/// Takes those out who are asked next for so many bytes, each with its share: as many as have enough loans together, as far as is known, then all that
-/// may have more, each of which is asked for all of it and says at once whether it has any; then belongings, the same way. Of the last one that is known to have enough so many bytes more are
+/// Takes those out who are asked next for so many bytes, each with its share: as many as have enough loans together, as far as is known, then those that
+/// may have more, one after the other, each of which is asked for all of it and says at once whether it has any; then belongings, the same way. Of the last one that is known to have enough so many bytes more are
 /// asked for as are wanted `ahead`: nobody is asked for these alone.
 pub fn next_round<T>(offers: &mut Vec<Offer<T>>, bytes: u64, ahead: u64) -> Vec<(Offer<T>, u64)> {
     let Some(what) = offers.first().map(|offer| offer.what) else { return Vec::new() };
@@ -144,6 +144,10 @@ pub fn next_round<T>(offers: &mut Vec<Offer<T>>, bytes: u64, ahead: u64) -> Vec<
         let share = if what.is_known() { offer.bytes.min(missing.saturating_add(ahead)) } else { missing };
         missing = if what.is_known() { missing.saturating_sub(share) } else { missing };
         asked.push((offer, share));
+        // Asked at once, each would give all of it.
+        if !what.is_known() {
+            break;
+        }
     }
     asked
 }
@@ -256,6 +260,7 @@ mod tests {
             (stake(50, 6, 9), "much"),
             (stake(20, 2, 0), "least"),
             (stake(10, 0, 0), "none"),
+            (stake(10, 0, 0), "none too"),
             (Stake { borrows: true, ..stake(20, 0, 9) }, "new"),
         ];
         let order = in_order(others, 60);
@@ -270,6 +275,7 @@ mod tests {
             ("new", What::Own, 9),
             ("much", What::Own, 9),
             ("none", What::New, 0),
+            ("none too", What::New, 0),
         ];
         assert_eq!(told(&order), expected);
         let rounds = |shares: &[(u64, u64)]| {
@@ -285,7 +291,7 @@ mod tests {
         // No belongings in one round with loans: what was loaned may have become more since that was known.
         let all = rounds(&[(20, 0), (12, 0), (12, 0), (12, 0), (2, 0), (2, 0)]);
         assert_eq!((&all[0], &all[2]), (&vec![("least", 2), ("much", 6)], &vec![("own", 9), ("new", 3)]));
-        assert_eq!(all[3..], [vec![("much", 9)], vec![("none", 2)], vec![]]);
+        assert_eq!(all[3..], [vec![("much", 9)], vec![("none", 2)], vec![("none too", 2)]]);
     }
 
     #[test]

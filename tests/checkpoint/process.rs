@@ -390,7 +390,19 @@ fn with_process_a_suspended_program_has_nothing_on_a_gpu_and_comes_back() {
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
         goes_on(&mut program);
     }
-    // What would not come back is not taken away: memory on peers.
+    // What would not come back is not taken away: memory of the program's own on the host, mapped or not.
+    assert_eq!(program.ask("on-host 4"), "made");
+    for to in ["host", &folder.display().to_string()] {
+        let ended = super::gpupool(&program, &session, &format!("suspend --process --to {to} {pid}"));
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(
+            !ended.status.success() && said.contains("4.0 MiB that it made by cuMemCreate are on the host"),
+            "{said}"
+        );
+        goes_on(&mut program);
+    }
+    assert_eq!(program.ask("released"), "released");
+    // Nor memory on peers.
     let ended = super::gpupool(&program, &session, &format!("suspend --process --to peers {pid}"));
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(!ended.status.success() && said.contains("it is resumed, since the rest of it cannot leave"), "{said}");

@@ -73,6 +73,25 @@ fn a_gpu_is_free_before_the_driver_has_made_memory_on_the_host_for_what_left_it(
     is_whole(high);
 }
 
+/// Also where they are so new that no page says what they have.
+#[test]
+fn of_those_who_matter_less_the_least_gives_what_lacks_and_the_others_nothing() {
+    let machine = Machine::new("1x400MiB");
+    let [mut middle, mut least] = [50, 20].map(|priority| machine.start(machine.neighbour(0, priority)));
+    for _ in 0..4 {
+        takes(&mut middle, 40);
+        takes(&mut least, 40);
+    }
+    let mut high = machine.start(machine.neighbour(0, 80));
+    takes(&mut high, 80);
+    machine.until(&high, "its memory near", |page| held(page, 0) == 80 * MIB);
+    let [of_middle, of_least] = [is_whole(middle), is_whole(least)].map(|events| -> u64 {
+        events.iter().map(|event| if let Event::RecallGive(event) = event { event.freed } else { 0 }).sum()
+    });
+    assert!(of_middle == 0 && (20 * MIB..=80 * MIB).contains(&of_least), "{of_middle} {of_least}");
+    is_whole(high);
+}
+
 /// As one does that loads a model: each question costs.
 #[test]
 fn who_takes_block_after_block_asks_for_more_at_a_time() {

@@ -7,6 +7,7 @@
  *   contexts         from now on one thread makes a context on the last GPU, allocates in it, and ends it, again and again; how many so far
  *   spin             a kernel that waits for the host; release: it ends
  *   allocate MIB     memory that stays; its address
+ *   on-host MIB      memory of the program's own on the host (cuMemCreate), mapped nowhere; released: it is given back
  *   refused MIB      what the driver answers to a request for memory that there is no room for
  *   name N K A S     a new block, of which K KiB from A KiB on are called N once all of it counts up from S: what gpupool_name answered, the first
  *                    word of the range, and how many others of it do not count up from there
@@ -42,6 +43,7 @@
 enum { MOST = 16, KINDS = 4 };
 
 /* The last one is the program's own; the one before it shares its frames with others. */
+static uint64_t on_host;
 static const size_t sizes[KINDS] = {2 * MIB + 20480, MIB, 40 << 10, 2 * MIB};
 static CUdeviceptr blocks[MOST][KINDS];
 static pthread_t workers[MOST];
@@ -229,6 +231,14 @@ int main(void)
             CHECK(cuMemAlloc_v2(&block, (size_t)number * MIB));
             CHECK(cuMemsetD32_v2(block, 7, (size_t)number * MIB / 4));
             printf("%llu\n", (unsigned long long)block);
+        } else if (sscanf(line, "on-host %d", &number) == 1) {
+            CUmemAllocationProp properties = on_device(0);
+            properties.location.kind = ON_HOST_NODE;
+            CHECK(cuMemCreate(&on_host, (size_t)number << 20, &properties, 0));
+            puts("made");
+        } else if (strcmp(line, "released") == 0) {
+            CHECK(cuMemRelease(on_host));
+            puts("released");
         } else if (sscanf(line, "refused %d", &number) == 1) {
             CUdeviceptr none;
             start_on(0);

@@ -105,7 +105,9 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
         // What it has come to have by now it says itself, and whether it matters less.
         let is_new = levels.gpus.rows.is_empty() && now().saturating_sub(told.process.created) < NEW;
         let Entry { pid, started, .. } = *entry;
-        let stake = Stake { borrows, ..Stake::default() };
+        // Its page says how much it matters as soon as it says anything.
+        let priority = if levels.updated > 0 { u32::try_from(levels.priority).unwrap_or(u32::MAX) } else { 0 };
+        let stake = Stake { borrows, priority, ..Stake::default() };
         let (page, returns) = (entry.name.clone(), told.returns);
         return is_new.then_some(Neighbour { pid, started, page, stake, returns, is_halted: false });
     };

@@ -316,7 +316,8 @@ pub fn suspend_behind(
     if unpooled > 0 {
         stayed.push((unpooled, Why::unpooled()));
     }
-    let of_kind = of_kind::bytes();
+    // What the program asked for on the host has nothing to leave.
+    let of_kind = of_kind::bytes_on_gpus();
     if of_kind > 0 {
         stayed.push((of_kind, Why::of_kind()));
     }
@@ -420,11 +421,19 @@ pub fn is_freezable() -> Result<Done, String> {
     let opened = open::opened().ok_or("it has no pool")?;
     let rows = opened.pool.mapped().into_iter().filter(|row| !row.place.is_stored());
     let mapped: u64 = rows.map(|row| row.bytes).sum();
-    let own = by_hand::all().into_iter().filter(|own| !own.place.is_stored());
+    let own = by_hand::all_mapped().into_iter().filter(|own| !own.place.is_stored());
     let own: u64 = own.map(|own| own.bytes).sum();
-    let what = match (mapped, own, ipc::is_any_imported()) {
+    // Also where it is mapped nowhere.
+    let on_host = by_hand::bytes_on_host() + of_kind::bytes_on_host();
+    let what = match (mapped, own, ipc::is_any_imported() || by_hand::is_any_imported()) {
+        (0, 0, _) if on_host > 0 => {
+            format!(
+                "{} that it made by cuMemCreate are on the host, which costs the process (measured)",
+                format_size(on_host)
+            )
+        }
         (0, 0, false) => return Ok(Done::default()),
-        (0, 0, true) => "memory of other processes is open in it".to_owned(),
+        (0, 0, true) => "memory of other processes is open in it, or has come to it by a descriptor".to_owned(),
         (0, own, _) => format!("{} that it made by cuMemCreate are mapped", format_size(own)),
         (mapped, ..) => {
             format!(

@@ -125,6 +125,16 @@ pub fn all_mapped() -> Vec<Own> {
     if super::is_any() { with_inventory(|inventory| inventory.all_mapped()) } else { Vec::new() }
 }
 
+/// Bytes of it that lie on the host, mapped or not.
+pub fn bytes_on_host() -> u64 {
+    if super::is_any() { with_inventory(|inventory| inventory.bytes_on_host()) } else { 0 }
+}
+
+/// Whether there is any that came in by a descriptor.
+pub fn is_any_imported() -> bool {
+    super::is_any() && with_inventory(|inventory| inventory.is_any_imported())
+}
+
 /// From where memory of the program's own is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {

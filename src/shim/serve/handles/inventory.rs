@@ -402,6 +402,17 @@ impl Inventory {
         same
     }
 
+    /// Bytes that lie on the host, of what was made here.
+    pub fn bytes_on_host(&self) -> u64 {
+        let parts = self.memory.values().flat_map(|memory| &memory.parts);
+        parts.filter(|part| part.place.is_host()).map(|part| part.bytes).sum()
+    }
+
+    /// Whether anything came in by a descriptor.
+    pub fn is_any_imported(&self) -> bool {
+        self.memory.values().any(|memory| memory.origin == Origin::Imported)
+    }
+
     /// The GPU that the memory of this number was asked for on, where it is elsewhere.
     pub fn asked_for(&self, number: Number) -> Option<u32> {
         self.memory.get(&number)?.asked_elsewhere()

@@ -1,4 +1,4 @@
-//! Memory of the program's own that only the driver can place: compressed, shared over a fabric, for sparse textures or for hardware decompression. It has the driver's own
+//! Memory of the program's own that only the driver can place: compressed, shared over a fabric, for sparse textures or for hardware decompression, or asked for on the host. It has the driver's own
 //! handles, is in no image and stays when a program is suspended, and whoever asks for that is told how much it is.
 
 use parking_lot::Mutex;
@@ -175,6 +175,18 @@ pub fn count() -> u64 {
 /// Bytes of all that there is.
 pub fn bytes() -> u64 {
     with(|known| known.bytes()).unwrap_or_default()
+}
+
+/// Bytes of what there is on GPUs.
+pub fn bytes_on_gpus() -> u64 {
+    with(|known| known.pieces.values().filter(|piece| piece.gpu.is_some()).map(|piece| piece.bytes).sum())
+        .unwrap_or_default()
+}
+
+/// Bytes of what the program asked for on the host.
+pub fn bytes_on_host() -> u64 {
+    with(|known| known.pieces.values().filter(|piece| piece.gpu.is_none()).map(|piece| piece.bytes).sum())
+        .unwrap_or_default()
 }
 
 /// Bytes of what there is on a GPU.
