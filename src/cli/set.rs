@@ -110,6 +110,7 @@ struct Changed<'a> {
 /// # Errors
 /// One of them is no setting, the process cannot be asked, or nothing can be printed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let shows = args.settings.is_empty();
     for words in &args.settings {
         read_one(words).map_err(|problem| Failure::usage(problem.to_string()))?;
     }
@@ -124,7 +125,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let (changes, error) =
         match reply.unwrap_or_else(|| Err(NoAnswer { why: "nobody was asked".to_owned(), was_asked: false })) {
             Ok(Reply::Changed(changes)) => (changes, None),
-            Err(NoAnswer { why, .. }) if args.settings.is_empty() => (Vec::new(), Some(why)),
+            Err(NoAnswer { why, .. }) if shows => (Vec::new(), Some(why)),
             Ok(Reply::Refused { why }) => (Vec::new(), Some(format!("{why}; nothing has changed"))),
             Err(NoAnswer { why, was_asked: false }) => (Vec::new(), Some(format!("nothing has changed: {why}"))),
             // It may have been stopped, or ended, between the change and the answer.
@@ -134,7 +135,6 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             Ok(_) => (Vec::new(), Some(OTHER_ANSWER.to_owned())),
         };
     if args.json {
-        let shows = args.settings.is_empty();
         let told = Told {
             pid: args.pid,
             error: error.as_deref(),
@@ -153,7 +153,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     for Change { name, old, new, note } in changes.iter().filter(|_| !args.json) {
         let shown = |value: &str| if value.is_empty() { "(unset)".to_owned() } else { value.to_owned() };
         let note = if note.is_empty() { String::new() } else { format!(" ({note})") };
-        let before = if args.settings.is_empty() { String::new() } else { format!("{} -> ", shown(old)) };
+        let before = if shows { String::new() } else { format!("{} -> ", shown(old)) };
         let line = format!("{name}: {before}{}{note}", shown(new));
         stdout::print(&format!("{}\n", terminal::clean(&line)))?;
     }

@@ -3,6 +3,7 @@
 
 use crate::folder::Folder;
 use rustix::fs::{AtFlags, statat, unlinkat};
+use std::io::{self, ErrorKind};
 
 /// A file's own number, and when it was made or given to its user: numbers are used again.
 type Number = (u64, i64, u64);
@@ -20,6 +21,31 @@ impl<'a> Door<'a> {
     /// The one that is there now, of whomever. Whoever has just made it holds it from here on; whoever finds that of somebody who was killed drops it.
     pub fn at(folder: &'a Folder, name: &str) -> Self {
         Self { folder, name: name.to_owned(), number: number_of(folder, name) }
+    }
+
+    /// Listens by a file of this name, which `listen` binds, for whoever has the turn. One that is there already is removed where this one `is_first` in the line
+    /// ([`crate::Standing`]): it is of somebody who was killed or is stopped, or came late to its place. `None`: somebody who stands before this one listens, or somebody
+    /// listens again already.
+    ///
+    /// # Errors
+    /// Those of `listen` but for a file that is there.
+    pub fn listen<S>(
+        folder: &Folder,
+        name: &str,
+        is_first: impl FnOnce() -> bool,
+        listen: impl Fn() -> io::Result<S>,
+    ) -> io::Result<Option<S>> {
+        let listen = || match listen() {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(None),
+            answer => answer.map(Some),
+        };
+        match listen()? {
+            None if is_first() => {
+                drop(Door::at(folder, name));
+                listen()
+            }
+            answer => Ok(answer),
+        }
     }
 
     /// Whether whoever is rung for finds this one, and neither none nor somebody else's. Two may believe that it is their turn, where one was

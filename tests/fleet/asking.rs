@@ -45,7 +45,6 @@ fn who_is_stopped_is_told_to_be_left_out() {
     let machine = Machine::new("2x320MiB");
     let stopped = machine.holder(machine.neighbour(0, 10), 240);
     stopped.signal(libc::SIGSTOP);
-    eventually("a stop", || gpupool_metrics::stat(stopped.pid()).filter(|stat| stat.state == b'T'));
     let mut high = machine.start(machine.neighbour(0, 90));
     takes(&mut high, 80);
     takes(&mut high, 80);
@@ -309,7 +308,6 @@ fn who_is_stopped_while_it_has_the_turn_is_passed_by_and_asks_when_it_goes_on() 
     stopped.tell("take 160");
     eventually("a door", || path.with_extension("call").exists().then_some(()));
     stopped.signal(libc::SIGSTOP);
-    eventually("a stop", || gpupool_metrics::stat(stopped.pid()).filter(|stat| stat.state == b'T'));
     other.tell("take 160");
     let none: [OwnedFd; 0] = [];
     let answers = |asker: &Running| {
@@ -431,25 +429,12 @@ fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
     let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
     let mut other = machine.start(machine.neighbour(0, 50));
     other.tell("take 160");
-    let question = || {
-        eventually("a question", || {
-            // The door of the question before may be there still.
-            let socket = Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok()?;
-            let mut buffer = [0; ROOM];
-            let received = socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).ok()?;
-            match Request::decode(&buffer[..received.bytes]) {
-                Ok(Request::GiveWay { bytes, .. }) => Some((socket, bytes)),
-                _ => None,
-            }
-        })
-    };
     let none: [OwnedFd; 0] = [];
-    let done = |moved| Reply::Done { moved, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 }.encode();
-    let (socket, bytes) = question();
+    let (socket, bytes) = question(&folder, &name);
     assert_eq!(bytes, 20 * MIB, "what its page says");
     socket.send(&done(20 * MIB), &none).unwrap();
     drop(socket);
-    let (socket, bytes) = question();
+    let (socket, bytes) = question(&folder, &name);
     assert!(bytes >= 60 * MIB, "{bytes}");
     socket.send(&Reply::Progress { done: 0, total: bytes }.encode(), &none).unwrap();
     // As long as it takes to stop a program and copy.

@@ -12,13 +12,6 @@ enum { CHUNK = 512, LONG = 5000, READY = 9 };
 
 static const char RULE[] = "what a killed process had is free within half a second of its end";
 
-static double milliseconds_since(const struct timespec *begun)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)(now.tv_sec - begun->tv_sec) * 1e3 + (double)(now.tv_nsec - begun->tv_nsec) * 1e-6;
-}
-
 static size_t free_now(void)
 {
     size_t free = 0, total = 0;
@@ -74,16 +67,15 @@ int main(int argc, char **argv)
     for (int round = 0; round < rounds; round++) {
         pid_t pid = start_holder("/proc/self/exe", megabytes);
         size_t before = free_now();
-        struct timespec killed, over;
         siginfo_t what;
-        clock_gettime(CLOCK_MONOTONIC, &killed);
+        double killed = now_us();
         REQUIRE(kill(pid, SIGKILL) == 0);
         REQUIRE(waitid(P_PID, (id_t)pid, &what, WEXITED | WNOWAIT) == 0);
-        ended += milliseconds_since(&killed);
-        clock_gettime(CLOCK_MONOTONIC, &over);
+        double over = now_us();
+        ended += (over - killed) / 1e3;
         double after = 0;
         int was_late = 0;
-        while (free_now() < before + bytes / 100 * 99 && (after = milliseconds_since(&over)) < LONG)
+        while (free_now() < before + bytes / 100 * 99 && (after = (now_us() - over) / 1e3) < LONG)
             was_late = 1;
         late += was_late;
         back += after;

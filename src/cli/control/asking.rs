@@ -291,21 +291,10 @@ pub(super) fn side_by_side<T: Send>(rows: &[Listed], act: impl Fn(usize, &Listed
     })
 }
 
-/// For whoever has the turn: what lies there is of a command that was killed, or of one that came late to its place in the line. `None`: of one that stands before
-/// this one by now, or listens again already.
+/// For whoever has the turn; `None`: somebody else listens, as of [`Door::listen`].
 fn listen(folder: &Folder, name: &str, is_first: impl Fn() -> bool) -> Result<Option<Socket>, String> {
-    let listen = || match Socket::<OwnedFd>::listen_in(folder.fd(), name) {
-        Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(None),
-        Err(error) => Err(format!("listening in {} failed: {error}", folder.path().display())),
-        Ok(listener) => Ok(Some(listener)),
-    };
-    match listen()? {
-        None if is_first() => {
-            drop(Door::at(folder, name));
-            listen()
-        }
-        answer => Ok(answer),
-    }
+    let listener = Door::listen(folder, name, is_first, || Socket::<OwnedFd>::listen_in(folder.fd(), name));
+    listener.map_err(|error| format!("listening in {} failed: {error}", folder.path().display()))
 }
 
 /// The process's connection; `None`: somebody else listens for it now.

@@ -148,7 +148,7 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
             asked_ahead += now.iter().map(|(_, share)| share).sum::<u64>().saturating_sub(bytes - freed);
         }
         let first = if knows { until } else { until.min(Instant::now() + SHORT) };
-        let (mut of_ended, mut any_gone, free_before) = (0_u64, false, free());
+        let (mut of_ended, free_before): (Option<u64>, u64) = (None, free());
         let asks = Asks { folder: &folder, gpu, priority, loans: what.is_loans(), first, until, wait, latest };
         let questions: Vec<(&Neighbour, u64)> = now.iter().map(|(offer, share)| (&offer.who, *share)).collect();
         for ((offer, share), answer) in now.iter().zip(asks.all(&questions)) {
@@ -170,9 +170,7 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
                 }
                 // All that it had is free, or soon is.
                 Answer::Ended => {
-                    any_ended = true;
-                    of_ended += if knows { *share } else { 0 };
-                    any_gone = true;
+                    *of_ended.get_or_insert(0) += if knows { *share } else { 0 };
                     left.retain(|of| of.who.pid != other.pid);
                 }
                 // It may be asked again at once, and is no nearer to the end of its line then.
@@ -193,9 +191,10 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
                 _ => spare(other, Some((gpu, other.held())), AGAIN),
             }
         }
-        if any_gone {
-            freed += of_ended;
-            wait_for_free(free, free_before.saturating_add(of_ended.max(1)), until);
+        if let Some(bytes) = of_ended {
+            any_ended = true;
+            freed += bytes;
+            wait_for_free(free, free_before.saturating_add(bytes.max(1)), until);
         }
         lending::sort(&mut left);
     }
@@ -512,23 +511,14 @@ impl Asks<'_> {
             return Asked::Over(Answer::None);
         };
         let listen = || Socket::<Own>::listen_in(self.folder.fd(), &name);
-        let listener = match listen() {
-            // Of one that was killed, is stopped, or came late to its place in the line and is before us by now.
-            Err(error) if error.kind() == ErrorKind::AddrInUse && turn.has_come() == Some(true) => {
-                drop(Door::at(self.folder, &name));
-                listen()
-            }
-            answer => answer,
-        };
-        match listener {
-            // Somebody else listens still, or again.
-            Err(error) if error.kind() == ErrorKind::AddrInUse && turn.page.is_there() => Asked::Waits(turn),
-            Ok(listener) if turn.ring() => Asked::Called { listener, door: Door::at(self.folder, &name), turn },
-            Ok(_) => {
+        match Door::listen(self.folder, &name, || turn.has_come() == Some(true), listen) {
+            Ok(Some(listener)) if turn.ring() => Asked::Called { listener, door: Door::at(self.folder, &name), turn },
+            Ok(Some(_)) => {
                 drop(Door::at(self.folder, &name));
                 Asked::Over(Answer::None)
             }
-            _ => Asked::Over(Answer::None),
+            Ok(None) if turn.page.is_there() => Asked::Waits(turn),
+            Ok(None) | Err(_) => Asked::Over(Answer::None),
         }
     }
 }
@@ -572,34 +562,28 @@ mod tests {
     use gpupool_lending::Stake;
     use gpupool_metrics::{BYTES, Identity};
 
+    /// This process, by the page of this name.
+    fn neighbour(page: &str) -> Neighbour {
+        let own = Identity::own().unwrap();
+        let stake = Stake { priority: 1, ..Stake::default() };
+        Neighbour { pid: own.pid, started: own.started, page: page.to_owned(), stake, returns: false, is_halted: false }
+    }
+
+    /// Nobody who says nothing is waited for longer than until then.
+    fn asks(folder: &Folder, until: Instant, wait: Duration, latest: Instant) -> Asks<'_> {
+        Asks { folder, gpu: [0; 16], priority: 1, loans: false, first: until, until, wait, latest }
+    }
+
     /// One long copy is seen from outside by no byte that has left.
     #[test]
     fn who_says_that_it_is_at_work_is_waited_for_though_no_more_has_left() {
         let around = tempfile::tempdir().unwrap();
         let folder = Folder::around(&around.path().join("page")).unwrap();
-        let own = Identity::own().unwrap();
         std::fs::write(around.path().join("1-1.page"), vec![0; BYTES]).unwrap();
-        let stake = Stake { priority: 1, ..Stake::default() };
-        let other = Neighbour {
-            pid: own.pid,
-            started: own.started,
-            page: "1-1.page".to_owned(),
-            stake,
-            returns: false,
-            is_halted: false,
-        };
+        let other = neighbour("1-1.page");
         // A third of it is what a busy machine may hold a thread up for.
         let (begun, wait) = (Instant::now(), Duration::from_secs(6));
-        let asks = Asks {
-            folder: &folder,
-            gpu: [0; 16],
-            priority: 1,
-            loans: false,
-            first: begun + wait,
-            until: begun + wait,
-            wait,
-            latest: begun + LONGER * wait,
-        };
+        let asks = asks(&folder, begun + wait, wait, begun + LONGER * wait);
         let answers = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let socket = loop {
@@ -630,28 +614,11 @@ mod tests {
     fn who_finds_that_another_one_listens_who_came_earlier_waits_for_its_turn() {
         let around = tempfile::tempdir().unwrap();
         let folder = Folder::around(&around.path().join("page")).unwrap();
-        let own = Identity::own().unwrap();
         let path = around.path().join("1-1.page");
         std::fs::write(&path, vec![0; BYTES]).unwrap();
-        let other = Neighbour {
-            pid: own.pid,
-            started: own.started,
-            page: "1-1.page".to_owned(),
-            stake: Stake { priority: 1, ..Stake::default() },
-            returns: false,
-            is_halted: false,
-        };
+        let other = neighbour("1-1.page");
         let (now, wait) = (Instant::now(), Duration::from_secs(60));
-        let asks = Asks {
-            folder: &folder,
-            gpu: [0; 16],
-            priority: 1,
-            loans: false,
-            first: now + wait,
-            until: now + wait,
-            wait,
-            latest: now + wait,
-        };
+        let asks = asks(&folder, now + wait, wait, now + wait);
         let earlier = std::fs::File::options().write(true).open(&path).unwrap();
         let place = Standing::at_end(earlier.as_fd()).unwrap();
         let listener = Socket::<OwnedFd>::listen_in(folder.fd(), "1-1.call").unwrap();
@@ -676,19 +643,14 @@ mod tests {
         const SOON: Duration = Duration::from_secs(3);
         let around = tempfile::tempdir().unwrap();
         let folder = Folder::around(&around.path().join("page")).unwrap();
-        let own = Identity::own().unwrap();
-        let names = ["1-1", "2-1"];
-        let others = names.map(|name| {
-            std::fs::write(around.path().join(format!("{name}.page")), vec![0; BYTES]).unwrap();
-            let stake = Stake { priority: 1, ..Stake::default() };
-            let page = format!("{name}.page");
-            (Neighbour { pid: own.pid, started: own.started, page, stake, returns: false, is_halted: false }, 1)
+        let others = ["1-1.page", "2-1.page"].map(|page| {
+            std::fs::write(around.path().join(page), vec![0; BYTES]).unwrap();
+            (neighbour(page), 1)
         });
         let begun = Instant::now();
         // Of neither it is known what it has.
         let (until, latest) = (begun + SOON, begun + 3 * LONG);
-        let asks =
-            Asks { folder: &folder, gpu: [0; 16], priority: 1, loans: false, first: until, until, wait: LONG, latest };
+        let asks = asks(&folder, until, LONG, latest);
         let answers = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let none: [OwnedFd; 0] = [];

@@ -11,7 +11,7 @@ use super::at_work::{self, Work};
 use super::coming::{self, Glance};
 use super::{ask, give, leaving};
 use crate::backing::{open, terms};
-use crate::serve::memory;
+use crate::serve::memory::Asking;
 use crate::{bell, log, nvml, process};
 use gpupool_interpose::cancel;
 use gpupool_lending::Whom;
@@ -84,17 +84,13 @@ fn try_to_widen(home: u32, bytes: u64) -> Option<()> {
     };
     let room = |gpu: u32| plan.free_at(driver, Place::Gpu(gpu)).unwrap_or(0).min(by_limit(gpu));
     for gpu in &lent {
-        let begun = Instant::now();
-        let mut since = None;
-        // As an allocation does: what came free another one may have taken by now.
-        for _ in 0..memory::Asking::MOST {
+        let mut asking = Asking::default();
+        loop {
             let lacks = bytes.saturating_sub(lent.iter().map(|gpu| room(*gpu)).sum());
             let wanted = lacks.min(by_limit(*gpu).saturating_sub(room(*gpu)));
-            if wanted == 0 || ask::ask_as_borrower(*gpu, wanted, since) == 0 {
+            if wanted == 0 || !asking.ask_by(ask::ask_as_borrower, *gpu, wanted) {
                 break;
             }
-            has_room_again(*gpu);
-            since = Some(begun);
         }
     }
     Some(())

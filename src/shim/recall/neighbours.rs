@@ -14,8 +14,8 @@ use std::ffi::OsStr;
 /// Microseconds for which a page may say nothing of GPUs because it was made before the pool was: it is written once a second.
 const NEW: u64 = 3_000_000;
 
-/// Nanoseconds behind which a page tells of everything that was taken before: it is written once a second, by a thread that may have to wait for a processor.
-const LATE: u64 = 3_000_000_000;
+/// The same in nanoseconds, for which it may not tell of everything that was taken.
+const LATE: u64 = 1000 * NEW;
 
 /// Another process, which has memory of a GPU or may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,12 +101,13 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
     let levels = &told.levels;
     // Its page tells of loans up to a second late.
     let borrows = told.returns || told.took.is_since(monotonic_nanoseconds().saturating_sub(LATE));
+    let priority = u32::try_from(levels.priority).unwrap_or(u32::MAX);
     let Some(known) = levels.gpus.rows.iter().find(|known| known.uuid == *gpu) else {
         // What it has come to have by now it says itself, and whether it matters less.
         let is_new = levels.gpus.rows.is_empty() && now().saturating_sub(told.process.created) < NEW;
         let Entry { pid, started, .. } = *entry;
         // Its page says how much it matters as soon as it says anything.
-        let priority = if levels.updated > 0 { u32::try_from(levels.priority).unwrap_or(u32::MAX) } else { 0 };
+        let priority = if levels.updated > 0 { priority } else { 0 };
         let stake = Stake { borrows, priority, ..Stake::default() };
         let (page, returns) = (entry.name.clone(), told.returns);
         return is_new.then_some(Neighbour { pid, started, page, stake, returns, is_halted: false });
@@ -120,12 +121,7 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
         pid: entry.pid,
         started: entry.started,
         page: entry.name.clone(),
-        stake: Stake {
-            priority: u32::try_from(levels.priority).unwrap_or(u32::MAX),
-            lent,
-            own: held.saturating_sub(lent),
-            borrows,
-        },
+        stake: Stake { priority, lent, own: held.saturating_sub(lent), borrows },
         returns: told.returns,
         is_halted: false,
     })

@@ -99,7 +99,11 @@ impl Known {
     }
 
     fn bytes_on(&self, gpu: u32) -> u64 {
-        self.pieces.values().filter(|piece| piece.gpu == Some(gpu)).map(|piece| piece.bytes).sum()
+        self.bytes_where(|on| on == Some(gpu))
+    }
+
+    fn bytes_where(&self, is_meant: impl Fn(Option<u32>) -> bool) -> u64 {
+        self.pieces.values().filter(|piece| is_meant(piece.gpu)).map(|piece| piece.bytes).sum()
     }
 }
 
@@ -179,14 +183,12 @@ pub fn bytes() -> u64 {
 
 /// Bytes of what there is on GPUs.
 pub fn bytes_on_gpus() -> u64 {
-    with(|known| known.pieces.values().filter(|piece| piece.gpu.is_some()).map(|piece| piece.bytes).sum())
-        .unwrap_or_default()
+    with(|known| known.bytes_where(|gpu| gpu.is_some())).unwrap_or_default()
 }
 
 /// Bytes of what the program asked for on the host.
 pub fn bytes_on_host() -> u64 {
-    with(|known| known.pieces.values().filter(|piece| piece.gpu.is_none()).map(|piece| piece.bytes).sum())
-        .unwrap_or_default()
+    with(|known| known.bytes_where(|gpu| gpu.is_none())).unwrap_or_default()
 }
 
 /// Bytes of what there is on a GPU.

@@ -545,20 +545,24 @@ pub struct Asking {
 
 impl Asking {
     /// Who says that it has freed something and has not is asked no more often than that.
-    pub const MOST: u32 = 16;
+    const MOST: u32 = 16;
 
-    /// Asks for so much of this GPU. Whether anybody freed anything.
+    /// Asks for so much of this GPU, which the program works on. Whether anybody freed anything.
     #[cold]
     pub fn ask(&mut self, home: u32, bytes: u64) -> bool {
+        ASKER.get().is_some_and(|asker| self.ask_by(*asker, home, bytes))
+    }
+
+    /// The same of any GPU, by this one.
+    pub fn ask_by(&mut self, asker: Asker, gpu: u32, bytes: u64) -> bool {
         let (now, since) = (Instant::now(), self.begun);
         self.begun = since.or(Some(now));
         self.questions += 1;
-        let asker = ASKER.get().filter(|_| self.questions <= Self::MOST);
-        let freed = asker.map_or(0, |ask| ask(home, bytes, since));
+        let freed = if self.questions <= Self::MOST { asker(gpu, bytes, since) } else { 0 };
         if freed > 0
             && let Some(opened) = open::opened()
         {
-            opened.pool.has_room_again(Place::Gpu(home));
+            opened.pool.has_room_again(Place::Gpu(gpu));
         }
         freed > 0
     }
