@@ -26,7 +26,7 @@ def _settles(times, ended, swaps):
     """In words, from which iteration on each is as fast as when settled, by a tenth, when that was, and what moved until then and after. Of three iterations
     the middle one counts, so that a single slow one is none that says it had not settled."""
     at_most = 1.1 * settled(times)
-    slow = [number for number in range(len(times)) if statistics.median(times[number : number + 3]) > at_most]
+    slow = [number for number in range(len(times) - 2) if statistics.median(times[number : number + 3]) > at_most]
     first = slow[-1] + 1 if slow else 0
     when = ended[first] - times[first] / 1e3
     moved = [sum(swap["bytes_in"] + swap["bytes_out"] for swap in swaps if (swap["t"] <= when) == is_before) / GIB for is_before in (True, False)]
@@ -240,7 +240,7 @@ def fsdp(lab):
     """Two ranks that share a model, each with some of its memory on the host: no rank waits for one that waits for moves."""
     needs_modules("torch")
     needs_two_gpus(lab)
-    return _compared(lab, rank_client("fsdp_large.py", 8), {"25 GiB": {"LIMIT": "25GiB"}}, {"25 GiB": 4}, alike=_trained)
+    return _compared(lab, rank_client("fsdp_large.py", 12), {"25 GiB": {"LIMIT": "25GiB"}}, {"25 GiB": 4}, 200, alike=_trained)
 
 
 def ranks(lab):

@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 
 /// How often it is looked while the pool has memory on any GPU.
 const PERIOD: Duration = Duration::from_secs(5);
+/// When it is looked first. A program that begins makes most of its memory in its first moments, and NVML holds the driver's locks for as long as it registers
+/// for events and counts rows: a first block of 4 GiB took 3.5 to 9 ms beside that, and 1.6 without (`tests/bench/RESULTS.md`).
+const FIRST: Duration = Duration::from_secs(1);
 /// A double-bit error, a failed replacement of a row, NVLink, fallen off the bus, and errors that were contained or not.
 const GRAVE: [u64; 6] = [48, 64, 74, 79, 94, 95];
 /// A row is to be replaced.
@@ -28,14 +31,15 @@ pub struct Health {
     xids: Option<Xids>,
     /// By GPU, how many of its rows were broken at the first look. What was in them was lost before, and the driver gives them to nobody.
     broken: BTreeMap<Uuid, u32>,
-    looked: Option<Instant>,
+    /// When it is looked next; from the first memory on.
+    next: Option<Instant>,
 }
 
 impl Health {
     /// `None` where nothing is the pool's.
     pub fn new() -> Option<Self> {
         let is_pooled = matches!(process::settings().mode, Mode::Pool | Mode::Spill);
-        is_pooled.then_some(Self { xids: None, broken: BTreeMap::new(), looked: None })
+        is_pooled.then_some(Self { xids: None, broken: BTreeMap::new(), next: None })
     }
 
     /// Looks, if it is time to; how long nothing need be done. `None`: until something changes.
@@ -45,11 +49,12 @@ impl Health {
         if plan.members.keys().all(|gpu| accounts.taken(Place::Gpu(*gpu)) == 0) {
             return None;
         }
-        let left = self.looked.map_or(Duration::ZERO, |looked| PERIOD.saturating_sub(looked.elapsed()));
+        let now = Instant::now();
+        let left = self.next.get_or_insert(now + FIRST).saturating_duration_since(now);
         if !left.is_zero() {
             return Some(left);
         }
-        self.looked = Some(Instant::now());
+        self.next = Some(now + PERIOD);
         let gpus: Vec<Uuid> = plan.topology.gpus.iter().map(|gpu| gpu.uuid).collect();
         // NVML opens files, which a child of a fork would have as well.
         let Some(_part) = idle::Part::begin() else { return Some(PERIOD) };

@@ -36,6 +36,14 @@ def main():
 
     with cp.cuda.Device(0):
         others = [cp.full(WORDS, number, cp.float32) for number in range(ARRAYS // 2)]
+        beside = cp.cuda.Stream(non_blocking=True)
+    # Every kernel is launched once before any sum is begun: the driver loads a kernel only once its GPU is at rest, and no GPU is while a sum waits for the other.
+    for device in devices:
+        fill(device, 0)
+        with cp.cuda.Device(device), streams[device]:
+            arrays[device][0] += 0
+            both[device].sum(dtype=cp.float64)
+            streams[device].synchronize()
     # The first time they find each other, which needs both at once.
     nccl.groupStart()
     for device in devices:
@@ -49,7 +57,7 @@ def main():
         # Mostly it comes back at once. Where it waits for the other one, the rest goes on all the same.
         threads[0].join(1)
         # The first GPU's sum waits for the second one's, which is not begun before these are.
-        with cp.cuda.Device(0), cp.cuda.Stream(non_blocking=True) as beside:
+        with cp.cuda.Device(0), beside:
             for other in others:
                 other += 1
         threads[1].start()
