@@ -323,7 +323,9 @@ impl Drop for Waived {
 
 /// Of which GPUs less was free than is to stay free when the program was suspended last, and how much: as where others, or the driver for this program's small blocks, took some of that.
 static TIGHT: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
-/// How many bring memory back.
+/// How many have memory come to GPUs or leave them.
+static MOVING: AtomicU32 = AtomicU32::new(0);
+/// How many of these bring memory back.
 static BRINGING: AtomicU32 = AtomicU32::new(0);
 
 /// Notes that, before any of the program's memory leaves.
@@ -342,29 +344,46 @@ pub fn forget_free() {
 }
 
 /// Memory comes back, until this is dropped: what was there before may leave as little free as it did then. The program is stopped, so nobody else is served.
-pub struct Bringing(());
+pub struct Bringing {
+    _moves: Moving,
+}
 
 pub fn bring() -> Bringing {
-    if BRINGING.fetch_add(1, Ordering::Relaxed) == 0 {
-        tell_bringing();
-    }
-    Bringing(())
+    BRINGING.fetch_add(1, Ordering::Relaxed);
+    Bringing { _moves: begin_to_move() }
 }
 
 impl Drop for Bringing {
     fn drop(&mut self) {
-        if BRINGING.fetch_sub(1, Ordering::Relaxed) == 1 {
-            tell_bringing();
+        BRINGING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Memory comes to GPUs or leaves them, until this is dropped, for whatever reason.
+pub struct Moving(());
+
+pub fn begin_to_move() -> Moving {
+    if MOVING.fetch_add(1, Ordering::Relaxed) == 0 {
+        tell_moving();
+    }
+    Moving(())
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        if MOVING.fetch_sub(1, Ordering::Relaxed) == 1 {
+            tell_moving();
         }
     }
 }
 
-/// Others see no row of the page that tells of what comes back before it is there, and do not wait for whoever has nothing of what they lack.
-fn tell_bringing() {
+/// What moves is in no row of the page before that is over, and others would not wait for whoever has nothing of what they lack: they would have what a third one has for itself,
+/// although a loan is about to leave.
+fn tell_moving() {
     static TELLING: Mutex<()> = Mutex::new(());
     let _one = TELLING.lock();
     if let Some(page) = bell::page() {
-        page.tell_returns(BRINGING.load(Ordering::Relaxed) > 0);
+        page.tell_moves(MOVING.load(Ordering::Relaxed) > 0);
     }
 }
 

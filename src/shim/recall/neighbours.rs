@@ -7,7 +7,7 @@ use crate::serve::memory::idle::Part;
 use gpupool_lending::Stake;
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::{Entry, Folder};
-use gpupool_metrics::{Life, Snapshot, identify, now, read, returns};
+use gpupool_metrics::{Life, Snapshot, identify, moves, now, read};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 
@@ -26,8 +26,8 @@ pub struct Neighbour {
     pub page: String,
     /// What it has of the GPU.
     pub stake: Stake,
-    /// Memory of its program comes back to GPUs at this moment.
-    pub returns: bool,
+    /// Memory of its program comes to GPUs or leaves them at this moment: it answers behind that, and nobody knows what it has then.
+    pub moves: bool,
     /// It answers nobody before somebody lets it go on.
     pub is_halted: bool,
 }
@@ -38,9 +38,9 @@ impl Neighbour {
         self.stake.own.saturating_add(self.stake.lent)
     }
 
-    /// [`Neighbour::returns`], as of now.
-    pub fn returns(&self, folder: &Folder) -> bool {
-        folder.page_to_ring(OsStr::new(&self.page)).is_ok_and(|page| returns(&page))
+    /// [`Neighbour::moves`], as of now.
+    pub fn moves(&self, folder: &Folder) -> bool {
+        folder.page_to_ring(OsStr::new(&self.page)).is_ok_and(|page| moves(&page))
     }
 }
 
@@ -100,7 +100,7 @@ fn told_of_any(folder: &Folder, entry: &Entry) -> Option<(Snapshot, bool)> {
 fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
     let levels = &told.levels;
     // Its page tells of loans up to a second late.
-    let borrows = told.returns || told.took.is_since(monotonic_nanoseconds().saturating_sub(LATE));
+    let borrows = told.moves || told.took.is_since(monotonic_nanoseconds().saturating_sub(LATE));
     let priority = u32::try_from(levels.priority).unwrap_or(u32::MAX);
     let Some(known) = levels.gpus.rows.iter().find(|known| known.uuid == *gpu) else {
         // What it has come to have by now it says itself, and whether it matters less.
@@ -109,8 +109,8 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
         // Its page says how much it matters as soon as it says anything.
         let priority = if levels.updated > 0 { priority } else { 0 };
         let stake = Stake { borrows, priority, ..Stake::default() };
-        let (page, returns) = (entry.name.clone(), told.returns);
-        return is_new.then_some(Neighbour { pid, started, page, stake, returns, is_halted: false });
+        let (page, moves) = (entry.name.clone(), told.moves);
+        return is_new.then_some(Neighbour { pid, started, page, stake, moves, is_halted: false });
     };
     let ordinal = known.ordinal;
     let place = levels.places.rows.iter().find(|place| place.is_gpu() && place.number == ordinal);
@@ -122,7 +122,7 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
         started: entry.started,
         page: entry.name.clone(),
         stake: Stake { priority, lent, own: held.saturating_sub(lent), borrows },
-        returns: told.returns,
+        moves: told.moves,
         is_halted: false,
     })
 }
