@@ -23,6 +23,9 @@ static DRAINED: Mutex<BTreeSet<Uuid>> = Mutex::new(BTreeSet::new());
 /// Whether there is any.
 static ARE_ANY: AtomicBool = AtomicBool::new(false);
 
+/// Those of which that is said no more, and since when.
+static UNSAID: Mutex<BTreeMap<Uuid, Instant>> = Mutex::new(BTreeMap::new());
+
 /// What somebody else was given of a GPU.
 struct Given {
     /// The most that may be there meanwhile, or `None` where nothing is borrowed there.
@@ -396,12 +399,21 @@ pub fn kept_free_now(ordinal: u32, usual: u64) -> u64 {
 }
 
 /// Looks which GPUs are drained, and closes or opens them: those that have become so, and those that are so no more. `page`: where this
-/// process's page lies.
-pub fn look_for_drains(page: Option<&Path>) -> (Vec<u32>, Vec<u32>) {
+/// process's page lies. One that this process only borrows from stays as it was for so long behind the end of its drain (`behind`).
+pub fn look_for_drains(page: Option<&Path>, behind: Duration) -> (Vec<u32>, Vec<u32>) {
     let Some(plan) = open::plan_made() else { return (Vec::new(), Vec::new()) };
     let uuids: Vec<Uuid> = gpus(plan).map(|(_, uuid)| uuid).collect();
-    let now: BTreeSet<Uuid> = drains::among(&uuids, roots(), page.and_then(Path::parent)).into_iter().collect();
+    let mut now: BTreeSet<Uuid> = drains::among(&uuids, roots(), page.and_then(Path::parent)).into_iter().collect();
     let before = DRAINED.lock().clone();
+    let mut unsaid = UNSAID.lock();
+    unsaid.retain(|uuid, _| before.contains(uuid) && !now.contains(uuid));
+    let borrowed = gpus(plan).filter(|(ordinal, _)| !context::is_on(Device::of(*ordinal))).map(|(_, uuid)| uuid);
+    for uuid in borrowed.filter(|uuid| before.contains(uuid) && !now.contains(uuid)).collect::<Vec<_>>() {
+        if unsaid.entry(uuid).or_insert_with(Instant::now).elapsed() < behind {
+            now.insert(uuid);
+        }
+    }
+    drop(unsaid);
     if now == before {
         return (Vec::new(), Vec::new());
     }
@@ -414,6 +426,11 @@ pub fn look_for_drains(page: Option<&Path>) -> (Vec<u32>, Vec<u32>) {
     close_drained(plan);
     tell_pool();
     changed
+}
+
+/// Whether the drain of any has ended for others already.
+pub fn is_any_unsaid() -> bool {
+    !UNSAID.lock().is_empty()
 }
 
 /// Whether any GPU is drained.
