@@ -186,3 +186,20 @@ fn a_little_is_given_also_where_many_blocks_stand_on_one_chunk() {
         is_whole(low);
     }
 }
+
+/// It was asked, and its kernel ran for longer than anybody waits.
+#[test]
+fn who_gave_nothing_is_not_told_that_it_did() {
+    let machine = Machine::new("1x320MiB");
+    let mut low = machine.holder(machine.neighbour(0, 10), 100);
+    low.ask("spin");
+    let mut high = machine.start(machine.neighbour(0, 90).env("GPUPOOL_RECALL_WAIT", "500ms"));
+    takes(&mut high, 220);
+    low.ask("release");
+    takes(&mut low, 60);
+    machine.until(&low, "memory on the host", |page| page.levels.residence.on_host >= 40 * MIB);
+    let log = std::fs::read_to_string(low.log()).unwrap();
+    assert!(log.contains("no GPU that can lend has room") && !log.contains("was given to another one"), "{log}");
+    assert_eq!(gave(&is_whole(low)), 0);
+    assert!(!asked(&is_whole(high)).is_empty());
+}

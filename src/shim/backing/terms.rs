@@ -27,7 +27,8 @@ static ARE_ANY: AtomicBool = AtomicBool::new(false);
 static UNSAID: Mutex<BTreeMap<Uuid, Instant>> = Mutex::new(BTreeMap::new());
 
 /// What somebody else was given of a GPU.
-struct Given {
+#[derive(Clone)]
+pub struct Given {
     /// The most that may be there meanwhile, or `None` where nothing is borrowed there.
     most: Option<u64>,
     /// When that ends.
@@ -93,6 +94,22 @@ pub fn keep_for_longer(ordinal: u32, until: Instant) {
     if let Some(given) = GIVEN.lock().get_mut(&ordinal) {
         given.until = until.max(given.until);
     }
+}
+
+/// What is kept of this GPU now.
+pub fn kept_of(ordinal: u32) -> Option<Given> {
+    GIVEN.lock().get(&ordinal).cloned()
+}
+
+/// That is kept again, and nothing beside it: nothing was given since.
+pub fn keep_as(ordinal: u32, kept: Option<Given>) {
+    let mut given = GIVEN.lock();
+    match kept {
+        Some(kept) => _ = given.insert(ordinal, kept),
+        None => _ = given.remove(&ordinal),
+    }
+    drop(given);
+    heed();
 }
 
 /// Whether that holds for this GPU.
