@@ -2,9 +2,9 @@
 //! may give way, rings, and hears what each has freed.
 
 use super::neighbours::{self, Neighbour};
-use crate::backing::open;
+use crate::backing::{self, open};
 use crate::serve::ipc::Own;
-use crate::serve::memory;
+use crate::serve::memory::{self, Lacks, Less};
 use crate::{bell, live, log, process};
 use gpupool_config::{Mode, format_size};
 use gpupool_events::RecallAsk;
@@ -64,22 +64,22 @@ pub fn prepare() {
     }
 }
 
-/// Asks others for so much of this GPU, for an allocation that may have asked `since` some time already; the bytes that they say they have freed.
-fn ask(home: u32, bytes: u64, since: Option<Instant>) -> u64 {
+/// Asks others for what lacks of a GPU; the bytes that they say they have freed.
+fn ask(lacks: &Lacks) -> u64 {
     let _sheltered = cancel::shelter();
     // Others are found beside the page, which a process has from its first allocation on.
     bell::allocated();
-    try_to_ask(home, bytes, since, false).unwrap_or(0)
+    try_to_ask(lacks, false).unwrap_or(0)
 }
 
-/// Asks those that matter less for so much of a GPU that nobody works on, which this process only borrows from as they do; the bytes that they say they have
-/// freed. Of equals who came first keeps what it has. `since`: when it asked first for what lacks, if it has.
-pub(super) fn ask_as_borrower(gpu: u32, bytes: u64, since: Option<Instant>) -> u64 {
-    try_to_ask(gpu, bytes, since, true).unwrap_or(0)
+/// Asks those that matter less for what lacks of a GPU that nobody works on, which this process only borrows from as they do; the bytes that they say they have
+/// freed. Of equals who came first keeps what it has.
+pub(super) fn ask_as_borrower(lacks: &Lacks) -> u64 {
+    try_to_ask(lacks, true).unwrap_or(0)
 }
 
-/// `since`: when the allocation asked first, where it has before. `borrows`: this process does not work on that GPU.
-fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> Option<u64> {
+/// `borrows`: this process does not work on that GPU.
+fn try_to_ask(&Lacks { gpu: home, bytes, less, since }: &Lacks, borrows: bool) -> Option<u64> {
     let begun = Instant::now();
     let wait = process::settings().recall_wait?;
     // It has been heard of memory that left where it asks once more.
@@ -98,9 +98,19 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
     let guarantee = live::guarantee_of(home);
     // Beyond what it is guaranteed a program is not above all: the allocation looks once more, and asks for the rest as any other.
     let guaranteed = if borrows { 0 } else { lending::guaranteed(has, bytes, guarantee) };
+    let guaranteed = if less == Less::Part || guaranteed == bytes { guaranteed } else { 0 };
     let is_guaranteed = guaranteed > 0;
     let (bytes, most) =
         if is_guaranteed { (guaranteed, guarantee.min(plan.limit(place))) } else { (bytes, plan.limit(place)) };
+    let least = match less {
+        Less::Part | Less::Nothing => 0,
+        Less::Context => {
+            // What others tell of theirs may be more than these took.
+            let takes = neighbours::context_on(&folder, &gpu).min(lending::CONTEXT);
+            takes.saturating_sub(backing::free_on(driver, home, &gpu).unwrap_or(u64::MAX))
+        }
+    };
+    let bytes = bytes.max(least);
     // What becomes free is the reserve's first.
     let bytes = bytes.saturating_add(plan.lacks_at(driver, home));
     let room = most.saturating_sub(has.saturating_add(bytes));
@@ -123,6 +133,19 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
         lending::in_order(others.map(|other| (other.stake, other)), priority)
     };
     let mut left = offers();
+    // Nobody gives anything for what would not be there in the end. Pages are late, and who is refused a context mostly ends.
+    let is_in_vain = |left: &[Offer<Neighbour>]| {
+        let is_known = left.iter().all(|of| of.what.is_known());
+        !left.is_empty() && is_known && left.iter().map(|of| of.bytes).sum::<u64>() < least
+    };
+    if is_in_vain(&left) {
+        std::thread::sleep(WRITTEN.min(until.saturating_duration_since(Instant::now())));
+        left = offers();
+        if is_in_vain(&left) {
+            tell_in_vain(home, least);
+            return None;
+        }
+    }
     let (mut freed, mut silent, mut asked, mut busy) = (0, 0, BTreeSet::new(), BTreeSet::new());
     let (mut asked_ahead, mut any_ended, mut any_own, mut any_free) = (0, false, false, false);
     let mut looked = Some(Instant::now());
@@ -291,6 +314,14 @@ fn tell_left_out(other: &Neighbour, gpu: u32) {
              nothing before it goes on (said once)"
         );
     }
+}
+
+/// Says that nobody was asked.
+fn tell_in_vain(gpu: u32, lacks: u64) {
+    tracing::info!(
+        target: "gpupool::memory", about = "recall.in_vain", device = gpu, lacks,
+        "nobody was asked for {} that a context lacks on GPU {gpu}, since all others together would give less", format_size(lacks)
+    );
 }
 
 /// What is asked of whom it concerns.

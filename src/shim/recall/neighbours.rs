@@ -61,6 +61,16 @@ pub fn snapshots(folder: &Folder) -> Vec<Snapshot> {
     folder.pages().iter().filter(|entry| entry.pid != own).filter_map(|entry| told(folder, entry)).collect()
 }
 
+/// What a context takes of this GPU at least, as others tell that have one there; 0 where none does.
+pub fn context_on(folder: &Folder, gpu: &Uuid) -> u64 {
+    let of = |told: Snapshot| {
+        let is_there = |device: u32| told.levels.gpu(device).is_some_and(|known| known.uuid == *gpu);
+        let costs = told.contexts.rows.iter().filter(|context| is_there(context.device));
+        costs.filter_map(|context| context.cost).filter(|cost| *cost > 0).min()
+    };
+    snapshots(folder).into_iter().filter_map(of).min().unwrap_or(0)
+}
+
 /// What a process beside this one says now that it matters.
 pub fn priority_of(pid: u32) -> Option<u32> {
     let folder = Folder::around(super::page()?).ok()?;
