@@ -32,6 +32,10 @@ const LEFT_ALONE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(500);
 /// How long those have to say that they have some of whom nothing is known to be there.
 const SHORT: Duration = Duration::from_millis(150);
+/// How long one is in the middle of borrowing at most, in nanoseconds: from the driver's call to the block.
+const IN_THE_MIDDLE: u64 = 100_000_000;
+/// Within which time a page tells what has changed.
+const WRITTEN: Duration = Duration::from_millis(1_100);
 /// How many times as long who is heard to go on is waited for. 100 GiB take the host three seconds.
 pub(super) const LONGER: u32 = 3;
 /// How long it is waited until what an ended process had is free.
@@ -183,6 +187,7 @@ fn try_to_ask(&Lacks { gpu: home, bytes, less, since }: &Lacks, borrows: bool) -
         let by = if left.iter().chain(&late).any(is_other) { Instant::now() + half } else { until };
         let first = if knows { by } else { by.min(Instant::now() + SHORT) };
         let (mut of_ended, free_before): (Option<u64>, u64) = (None, free());
+        let mut in_the_middle = false;
         let asks = Asks { folder: &folder, gpu, priority, loans: what.is_loans(), first, until: by, wait, latest };
         let questions: Vec<(&Neighbour, u64)> = now.iter().map(|(offer, share)| (&offer.who, *share)).collect();
         for ((offer, share), answer) in now.iter().zip(asks.all(&questions)) {
@@ -211,6 +216,11 @@ fn try_to_ask(&Lacks { gpu: home, bytes, less, since }: &Lacks, borrows: bool) -
                     busy.insert(other.pid);
                     late.extend(Some(offer.clone()).filter(|_| knows));
                 }
+                // What is on its way to become a block's is none yet, and cannot be given.
+                Answer::Freed { .. } if begun.elapsed() < SHORT && other.has_just_borrowed(&folder, IN_THE_MIDDLE) => {
+                    left.push(offer.clone());
+                    in_the_middle = true;
+                }
                 // Of its belongings it may have some to give yet; and who was asked for loans of which nobody knows is waited for a short time only.
                 Answer::Freed { .. } if left.iter().any(|of| of.who.pid == other.pid) => {}
                 Answer::None if !knows && left.iter().any(|of| of.who.pid == other.pid) => {}
@@ -237,6 +247,9 @@ fn try_to_ask(&Lacks { gpu: home, bytes, less, since }: &Lacks, borrows: bool) -
             wait_for_free(free, free_before.saturating_add(bytes.max(1)), until);
         }
         lending::sort(&mut left);
+        if in_the_middle {
+            std::thread::sleep(RING);
+        }
     }
     // Who answers others all the time may be asked again at once.
     let hung = late.into_iter().map(|offer| offer.who).filter(|who| !busy.contains(&who.pid));

@@ -38,6 +38,12 @@ impl Neighbour {
         self.stake.own.saturating_add(self.stake.lent)
     }
 
+    /// Whether it has borrowed memory within the last so many nanoseconds, of this GPU or another one.
+    pub fn has_just_borrowed(&self, folder: &Folder, within: u64) -> bool {
+        let told = folder.page_to_ring(OsStr::new(&self.page)).ok().and_then(|page| read(&page).ok());
+        told.is_some_and(|told| told.took.is_since(monotonic_nanoseconds().saturating_sub(within)))
+    }
+
     /// [`Neighbour::moves`], as of now.
     pub fn moves(&self, folder: &Folder) -> bool {
         folder.page_to_ring(OsStr::new(&self.page)).is_ok_and(|page| moves(&page))
