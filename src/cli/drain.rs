@@ -11,7 +11,7 @@ use gpupool_config::{format_size, parse_duration};
 use gpupool_machine::{Nvml, Uuid, dashed, from_text};
 use gpupool_metrics::drains::Said;
 use gpupool_metrics::folder::Roots;
-use gpupool_metrics::{Life, drains};
+use gpupool_metrics::{Context, Life, drains};
 use gpupool_wire::control::{Reply, Request, Stayed};
 use rustix::process::geteuid;
 use serde::Serialize;
@@ -79,6 +79,8 @@ fn time(text: &str) -> Result<Duration, String> {
 
 /// How much longer than the deadline an answer may take: a batch that was begun before it is ended.
 const GRACE: Duration = Duration::from_secs(3);
+/// How long those who are asked behind others have in any case.
+const LEAST: Duration = Duration::from_secs(1);
 
 /// What became of one process.
 #[derive(Serialize)]
@@ -109,8 +111,7 @@ struct Left {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let gpu = find(&args.gpu)?;
     let Said { folders, .. } = say(&gpu, true)?;
-    let patience = u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX);
-    let (mut told, skipped) = ask(&gpu, &folders, &Request::Drain { gpu, patience }, args.deadline);
+    let (mut told, skipped) = ask(&gpu, &folders, false, args.deadline);
     told.extend(strangers(&gpu, &told));
     print(&told, args.json, "moved away")?;
     let is_empty = told.iter().all(|told| told.error.is_none() && told.stayed.is_empty()) && !skipped;
@@ -138,8 +139,7 @@ pub fn run_undrain(args: &UndrainArgs) -> Result<ExitCode, Failure> {
             "the GPU is drained by root for the whole machine ({path}); {command} by root ends that"
         )));
     }
-    let patience = u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX);
-    let (told, _) = ask(&gpu, &folders, &Request::Undrain { gpu, patience }, args.deadline);
+    let (told, _) = ask(&gpu, &folders, true, args.deadline);
     print(&told, args.json, "came back")?;
     if !args.json {
         let what = if is_news { "is drained no more" } else { "was not drained" };
@@ -201,13 +201,12 @@ fn say(gpu: &Uuid, drained: bool) -> Result<Said, Failure> {
 }
 
 /// What each process says that sees this GPU; and whether there are any that nobody could ask.
-fn ask(gpu: &Uuid, folders: &[PathBuf], request: &Request, deadline: Duration) -> (Vec<Told>, bool) {
+fn ask(gpu: &Uuid, folders: &[PathBuf], is_undrain: bool, deadline: Duration) -> (Vec<Told>, bool) {
     let mut pages = Pages::new();
     let look = pages.look();
     let is_here =
         |skipped: &&Skipped| folders.iter().any(|folder| skipped.why.starts_with(&format!("{}/", folder.display())));
     let others: Vec<_> = look.skipped.iter().filter(|skipped| skipped.reason == "version").filter(is_here).collect();
-    let is_undrain = matches!(request, Request::Undrain { .. });
     // What was not done, and what becomes of it without this command: the files tell a program, too.
     let in_time = if is_undrain {
         "what left the GPU has not come back, and does once it goes on, as the GPU is drained no more"
@@ -231,8 +230,22 @@ fn ask(gpu: &Uuid, folders: &[PathBuf], request: &Request, deadline: Duration) -
     };
     let (asked, not): (Vec<Listed>, Vec<Listed>) =
         look.rows.iter().filter(sees).cloned().partition(|row| row.state == Life::Running);
-    let until = Instant::now().checked_add(deadline + GRACE);
-    let replies = control::replies(&asked, request, until);
+    // Who works there is asked first: a loan that came back before would take the room of what that one has there for itself.
+    let works = |row: &Listed| {
+        let is_on = |context: &Context| row.told.levels.gpu(context.device).is_some_and(|known| known.uuid == *gpu);
+        is_undrain && row.told.contexts.rows.iter().any(is_on)
+    };
+    let (first, then): (Vec<Listed>, Vec<Listed>) = asked.into_iter().partition(works);
+    let begun = Instant::now();
+    let replies_of = |rows: &[Listed]| {
+        let left = deadline.saturating_sub(begun.elapsed()).max(LEAST);
+        let (gpu, patience) = (*gpu, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+        let request = if is_undrain { Request::Undrain { gpu, patience } } else { Request::Drain { gpu, patience } };
+        control::replies(rows, &request, Instant::now().checked_add(left + GRACE))
+    };
+    let mut replies = replies_of(&first);
+    replies.extend(replies_of(&then));
+    let asked = [first, then].concat();
     let told_of = |row: &Listed| (row.told.process.identity.pid, row.told.process.name.clone());
     let mut told: Vec<Told> = asked
         .iter()

@@ -119,7 +119,7 @@ pub fn listed(pid: u32, name: &str) -> Listed {
         process,
         ended: false,
         took: Took::default(),
-        returns: false,
+        moves: false,
         counters,
         levels,
         contexts: vec![context(1, 0, 500, Some(GIB / 2)), context(2, 1, 0, None)].into(),

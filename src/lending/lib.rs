@@ -63,9 +63,9 @@ impl Stake {
     }
 }
 
-/// Whether a program that has so much of a GPU, and lacks so many bytes more there, is above all others for them.
-pub fn is_guaranteed(taken: u64, bytes: u64, guarantee: u64) -> bool {
-    taken.saturating_add(bytes) <= guarantee
+/// Of so many bytes that a program lacks of a GPU, those for which it is above all others: it `has` so much there, with what is free.
+pub fn guaranteed(has: u64, lacks: u64, guarantee: u64) -> u64 {
+    guarantee.saturating_sub(has).min(lacks)
 }
 
 /// What somebody may give.
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(terms(50, 90, 7), Some(Terms { lent: false, floor: 7 }));
         assert_eq!(terms(50, 50, 7), Some(Terms { lent: true, floor: 0 }));
         assert_eq!(terms(50, 49, 7), None);
-        assert!(is_guaranteed(6, 4, 10) && !is_guaranteed(6, 5, 10) && !is_guaranteed(u64::MAX, 1, 10));
+        assert_eq!((guaranteed(6, 4, 10), guaranteed(6, 5, 10), guaranteed(u64::MAX, 1, 10)), (4, 4, 0));
     }
 
     #[test]

@@ -27,8 +27,8 @@ pub(crate) const STATE: usize = 512;
 /// Whether the process takes memory of a GPU that it has no context on, or makes a context, and when it last did: nanoseconds of the monotonic clock, which all processes share, twice, and one more while it does.
 /// It is said before and behind, unlike the rest: others see the GPU's memory in use grow, and are to know whose doing it is.
 pub(crate) const TOOK: usize = 520;
-/// Whether memory comes back to GPUs at this moment, which took its place somewhere else. Said before and behind as well: what comes back is in no table before that is over.
-pub(crate) const RETURNS: usize = 528;
+/// Whether memory of the program comes to GPUs or leaves them at this moment. Said before and behind as well: what moves is in no table before that is over.
+pub(crate) const MOVES: usize = 528;
 /// A word that changes whenever somebody wants to be heard by the process: it sleeps on the first half (a futex). What it says means
 /// nothing, and no reader looks at it.
 pub(crate) const BELL: usize = 576;

@@ -1,7 +1,7 @@
 //! A page's file, mapped and never touched.
 
 use crate::folder::Folder;
-use crate::layout::{BELL, BYTES, RETURNS, TOOK};
+use crate::layout::{BELL, BYTES, MOVES, TOOK};
 use crate::model::{Process, Took};
 use crate::page::{Memory, Page};
 use crate::reader::Source;
@@ -85,9 +85,9 @@ impl Map {
         let _ = self.store(TOOK, &took.word().to_ne_bytes());
     }
 
-    /// Says whether memory comes back to GPUs. By any of its threads, one at a time.
-    pub fn tell_returns(&self, returns: bool) {
-        let _ = self.store(RETURNS, &u64::from(returns).to_ne_bytes());
+    /// Says whether memory comes to GPUs or leaves them. By any of its threads, one at a time.
+    pub fn tell_moves(&self, moves: bool) {
+        let _ = self.store(MOVES, &u64::from(moves).to_ne_bytes());
     }
 
     /// Rings the process's own bell: for another of its threads. `false`: the file was cut.

@@ -356,9 +356,9 @@ pub struct Snapshot {
     /// Whether it takes memory of GPUs that it has no context on.
     #[serde(skip)]
     pub took: Took,
-    /// Memory comes back to GPUs at this moment: it has more there than the tables say.
+    /// Memory comes to GPUs or leaves them at this moment: what it has there is not what the tables say.
     #[serde(skip)]
-    pub returns: bool,
+    pub moves: bool,
     /// By [`Counter`]; see [`Snapshot::counter`].
     #[serde(serialize_with = "by_name")]
     pub counters: [u64; Counter::ALL.len()],

@@ -135,7 +135,7 @@ pub fn read(source: &(impl Source + ?Sized)) -> std::result::Result<Snapshot, Un
         process: Process::from(&*header),
         ended: *part::<u64>(source, layout::STATE)? != layout::RUNNING,
         took: Took::of_word(*part::<u64>(source, layout::TOOK)?),
-        returns: returns(source),
+        moves: moves(source),
         counters,
         levels: (&*group::<layout::Levels>(source)?).into(),
         contexts: (&*group::<layout::Contexts>(source)?).into(),
@@ -145,9 +145,9 @@ pub fn read(source: &(impl Source + ?Sized)) -> std::result::Result<Snapshot, Un
     })
 }
 
-/// [`Snapshot::returns`] alone, of a page of this version. `false` where it cannot be read.
-pub fn returns(source: &(impl Source + ?Sized)) -> bool {
-    part::<u64>(source, layout::RETURNS).is_ok_and(|word| *word != 0)
+/// [`Snapshot::moves`] alone, of a page of this version. `false` where it cannot be read.
+pub fn moves(source: &(impl Source + ?Sized)) -> bool {
+    part::<u64>(source, layout::MOVES).is_ok_and(|word| *word != 0)
 }
 
 fn part<T: FromBytes + IntoBytes>(source: &(impl Source + ?Sized), at: usize) -> Result<Box<T>> {

@@ -1,6 +1,6 @@
 //! How those who need room are heard by those who have it: who is waited for and for how long, in which order, and what is believed.
 
-use super::setup::{asked, held, is_whole, takes};
+use super::setup::{asked, gave, held, is_whole, takes};
 use super::{MIB, Machine};
 use gpupool_events::{Event, Reader};
 use gpupool_metrics::folder::{Folder, Roots};
@@ -118,6 +118,74 @@ fn who_asks_while_memory_comes_back_has_it() {
     let page = machine.until(&next, "its memory", |page| page.levels.live_bytes == 292 * MIB);
     assert_eq!((held(&page, 1), page.levels.residence.on_host), (292 * MIB, 0), "{page:?}");
     is_whole(next);
+    is_whole(debtor);
+}
+
+/// No page tells of it yet, and it answers behind that only. What others have for themselves is asked for once it is clear that loans left no room.
+#[test]
+fn who_asks_while_a_loan_leaves_for_another_reason_has_it_and_nobody_else_gives_anything() {
+    for command in ["set --json PID limit=1:0B,0:2MiB", "suspend --alone --json --to host PID"] {
+        let machine = Machine::new("2x320MiB");
+        let low = machine.holder(machine.neighbour(1, 20), 120);
+        let mut high = machine.holder(machine.neighbour(1, 80), 2);
+        let debtor = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB");
+        let mut debtor = machine.start(debtor);
+        takes(&mut debtor, 160);
+        debtor.ask("hold cuMemUnmap");
+        let line = command.replace("PID", &debtor.pid().to_string());
+        std::thread::scope(|scope| {
+            let command = scope.spawn(|| machine.told(&line));
+            eventually("memory that leaves", || (debtor.ask("stands") == "yes").then_some(()));
+            high.tell("take 120");
+            // Who has asked for that is heard, and is in no line any more.
+            in_line(&machine, &debtor, 2);
+            // Longer than anybody is waited for of whom it is not known that it has any.
+            std::thread::sleep(Duration::from_millis(400));
+            debtor.ask("let");
+            assert!(command.join().unwrap().1, "{line}");
+        });
+        high.hear().parse::<u64>().unwrap();
+        let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 122 * MIB);
+        assert_eq!((held(&page, 1), page.levels.residence.on_host), (122 * MIB, 0), "{page:?}");
+        assert_eq!(gave(&is_whole(low)), 0, "{line}");
+        is_whole(high);
+        if line.starts_with("suspend") {
+            assert!(machine.told(&format!("resume --json {}", debtor.pid())).1);
+        }
+        is_whole(debtor);
+    }
+}
+
+/// It has more than the other one, and is asked before.
+#[test]
+fn who_can_give_is_asked_while_another_one_hangs_in_a_kernel() {
+    let machine = Machine::new("2x320MiB");
+    let [mut hung, idle] = [160, 80].map(|mib| machine.debtor(mib));
+    hung.ask("spin");
+    let mut owner =
+        machine.start(machine.neighbour(1, 50).env("GPUPOOL_DEVICES", "1").env("GPUPOOL_RECALL_WAIT", "6s"));
+    takes(&mut owner, 100);
+    let page = machine.until(&owner, "its memory", |page| page.levels.live_bytes == 100 * MIB);
+    assert_eq!((held(&page, 1), page.levels.residence.on_host), (100 * MIB, 0), "{page:?}");
+    // What it hangs in costs once, and not each block anew.
+    takes(&mut owner, 20);
+    let questions: Vec<_> = is_whole(owner);
+    let waited = |event: &Event| if let Event::RecallAsk(event) = event { Some(event.microseconds) } else { None };
+    let waited: Vec<u64> = questions.iter().filter_map(waited).collect();
+    assert!(waited.iter().filter(|time| **time > 1_500_000).count() <= 1, "{waited:?}");
+    hung.ask("release");
+    assert!(gave(&is_whole(idle)) > 0);
+    assert_eq!(gave(&is_whole(hung)), 0);
+}
+
+/// As short as one that is to cost next to nothing.
+#[test]
+fn who_waits_for_a_short_time_asks_as_well() {
+    let machine = Machine::new("2x320MiB");
+    let debtor = machine.debtor(240);
+    let mut owner = machine.start(machine.neighbour(1, 50).env("GPUPOOL_RECALL_WAIT", "60ms"));
+    takes(&mut owner, 120);
+    assert!(!asked(&is_whole(owner)).is_empty());
     is_whole(debtor);
 }
 

@@ -334,3 +334,24 @@ fn what_is_on_a_drained_gpu_leaves_behind_what_is_on_its_way_to_the_host() {
     is_whole(high);
     is_whole(low);
 }
+
+/// The borrower matters less, and was there first.
+#[test]
+fn what_a_program_has_for_itself_comes_back_before_loans_once_its_gpu_is_drained_no_more() {
+    let machine = Machine::new("2x320MiB");
+    let debtor = machine.debtor(200);
+    let mut owner = machine.start(machine.neighbour(1, 60).env("GPUPOOL_DEVICES", "1"));
+    assert_eq!(owner.ask("check"), "0", "it has begun");
+    assert!(machine.told("drain --json 1").0.is_array());
+    (0..16).for_each(|_| _ = takes(&mut owner, 20));
+    let (told, all) = machine.told("undrain --json 1");
+    let row = |program: &Running| told.as_array().unwrap().iter().find(|row| row["pid"] == program.pid()).unwrap();
+    let page = machine.page(&owner);
+    // All but what has no room beside contexts and the reserve.
+    assert!(all && held(&page, 1) >= 260 * MIB, "{told} {page:?}");
+    assert_eq!(row(&debtor)["bytes"], 0, "{told}");
+    let [came, stayed] = [row(&owner)["bytes"].as_u64(), stayed(&told, &owner).first().map(|(bytes, _)| *bytes)];
+    assert_eq!(came.unwrap() + stayed.unwrap(), 320 * MIB, "{told}");
+    is_whole(owner);
+    is_whole(debtor);
+}

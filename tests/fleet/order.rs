@@ -186,3 +186,67 @@ fn a_little_is_given_also_where_many_blocks_stand_on_one_chunk() {
         is_whole(low);
     }
 }
+
+/// Of more than that as much as is guaranteed, and no more of anybody who matters more.
+#[test]
+fn a_block_larger_than_what_is_guaranteed_has_as_much_near_as_that() {
+    let guaranteed = |machine: &Machine| {
+        let high = machine.holder(machine.neighbour(0, 80), 340);
+        (high, machine.start(machine.neighbour(0, 20).env("GPUPOOL_GUARANTEE", "100MiB")))
+    };
+    let machine = Machine::new("1x400MiB");
+    let (high, mut low) = guaranteed(&machine);
+    takes(&mut low, 150);
+    let page = machine.until(&low, "its memory", |page| page.levels.live_bytes == 150 * MIB);
+    assert!((98 * MIB..=120 * MIB).contains(&held(&page, 0)), "{page:?}");
+    let given = gave(&is_whole(high));
+    assert!((50 * MIB..=80 * MIB).contains(&given), "{given}");
+    is_whole(low);
+    // What lies in one place has nothing of a part.
+    let machine = Machine::new("1x400MiB");
+    let (high, mut low) = guaranteed(&machine);
+    assert_eq!(low.ask("own 150"), "made");
+    assert_eq!(gave(&is_whole(high)), 0);
+    is_whole(low);
+}
+
+/// It was asked, and its kernel ran for longer than anybody waits.
+#[test]
+fn who_gave_nothing_is_not_told_that_it_did() {
+    let machine = Machine::new("1x320MiB");
+    let mut low = machine.holder(machine.neighbour(0, 10), 100);
+    low.ask("spin");
+    let mut high = machine.start(machine.neighbour(0, 90).env("GPUPOOL_RECALL_WAIT", "500ms"));
+    takes(&mut high, 220);
+    low.ask("release");
+    takes(&mut low, 60);
+    machine.until(&low, "memory on the host", |page| page.levels.residence.on_host >= 40 * MIB);
+    let log = std::fs::read_to_string(low.log()).unwrap();
+    assert!(log.contains("no GPU that can lend has room") && !log.contains("was given to another one"), "{log}");
+    assert_eq!(gave(&is_whole(low)), 0);
+    assert!(!asked(&is_whole(high)).is_empty());
+}
+
+/// All that it has would not be enough, and the program would be told OUT_OF_MEMORY all the same.
+#[test]
+fn a_context_that_has_no_room_in_the_end_takes_nothing_from_anybody_and_says_so() {
+    let machine = Machine::new("1x320MiB");
+    let low = machine.holder(machine.neighbour(0, 10).env("SIMCUDA_CONTEXT_MIB", "200"), 80);
+    machine.until(&low, "what its context takes", |page| page.contexts.rows.iter().any(|it| it.cost > Some(0)));
+    // Who has just made a context may have just borrowed as well, of which nobody knows how much.
+    eventually("one that has made none for a while", || {
+        let up: f64 = std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next()?.parse().ok()?;
+        let before = Duration::from_secs_f64(up - 4.0).as_nanos() as u64;
+        (!machine.page(&low).took.is_since(before)).then_some(())
+    });
+    let high = machine.start(machine.neighbour(0, 90).env("SIMCUDA_CONTEXT_MIB", "200"));
+    let log = high.log();
+    let (status, _folder) = high.ends();
+    assert!(!status.success(), "{status}");
+    let told = std::fs::read_to_string(&log).unwrap();
+    assert!(told.contains("OUT_OF_MEMORY for a context on GPU 0"), "{told}");
+    let report = machine.gpupool(&format!("report --oom {}", log.display()));
+    let report = String::from_utf8_lossy(&report.stdout).into_owned();
+    assert!(report.contains("(a context) on GPU 0"), "{report}");
+    assert_eq!(gave(&is_whole(low)), 0);
+}

@@ -172,6 +172,22 @@ fn memory_of_a_programs_own_making_asks_and_gives_way_as_well() {
     is_whole(high);
 }
 
+/// What came back from the host is kept there for a while, and counts.
+#[test]
+fn who_gives_way_again_has_the_room_of_the_host_that_it_had_the_first_time() {
+    let machine = Machine::new("1x320MiB");
+    let low = machine.holder(machine.neighbour(0, 10).env("GPUPOOL_HOST_LIMIT", "240MiB"), 260);
+    for _ in 0..2 {
+        machine.until(&low, "all of it near", |page| held(page, 0) >= 260 * MIB);
+        let mut high = machine.start(machine.neighbour(0, 90));
+        takes(&mut high, 240);
+        let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 240 * MIB);
+        assert_eq!((held(&page, 0), page.levels.residence.on_host), (240 * MIB, 0), "{page:?}");
+        is_whole(high);
+    }
+    is_whole(low);
+}
+
 #[test]
 fn a_loan_is_called_back_by_who_works_there_and_what_is_guaranteed_stays() {
     let machine = Machine::new("2x320MiB");

@@ -6,7 +6,7 @@
 
 use gpupool_metrics::{
     BYTES, Context, Counter, Finding, Gpu, Identity, Label, Levels, Loan, Page, Pinned, Place, Process, Residence,
-    Site, Snapshot, Table, Took, Unreadable, VERSION, identify, read, returns,
+    Site, Snapshot, Table, Took, Unreadable, VERSION, identify, moves, read,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -144,7 +144,7 @@ prop_compose! {
             process: process(),
             ended: false,
             took: Took::default(),
-        returns: false,
+        moves: false,
             counters,
             levels,
             contexts: contexts.into(),
@@ -222,7 +222,7 @@ fn empty() -> Snapshot {
         process: process(),
         ended: false,
         took: Took::default(),
-        returns: false,
+        moves: false,
         counters: [0; Counter::ALL.len()],
         levels: Levels::default(),
         contexts: Table::default(),
@@ -275,12 +275,12 @@ fn whether_it_takes_memory_is_told_beside_the_rest() {
 
 /// As well.
 #[test]
-fn whether_memory_comes_back_is_told_beside_the_rest() {
+fn whether_memory_moves_is_told_beside_the_rest() {
     let memory = memory();
     let _ = begin(&memory);
     for word in [0, 1, 0] {
         memory[528 / 8].store(word, Ordering::Relaxed);
-        assert_eq!((read(&memory[..]).unwrap().returns, returns(&memory[..])), (word != 0, word != 0));
+        assert_eq!((read(&memory[..]).unwrap().moves, moves(&memory[..])), (word != 0, word != 0));
     }
 }
 

@@ -126,12 +126,13 @@ fn within(patience: u64) -> Instant {
     Instant::now() + Duration::from_millis(patience).min(MOST)
 }
 
-/// Tells whoever asked how far it is.
+/// Tells whoever asked how far it is: that there is something to do, that it is begun with, and from then on now and then.
 fn teller(socket: &Socket<Own>) -> impl FnMut(u64, u64) + '_ {
-    let mut told: Option<Instant> = None;
+    let mut told = (0u32, Instant::now());
     move |done, total| {
-        if told.is_none_or(|told| told.elapsed() >= PACE) {
-            told = Some(Instant::now());
+        let (times, at) = told;
+        if times < 2 || at.elapsed() >= PACE {
+            told = (times.saturating_add(1), Instant::now());
             say(socket, &Reply::Progress { done, total }.encode());
         }
     }

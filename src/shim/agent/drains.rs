@@ -21,6 +21,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked whether freed memory on such a GPU can go.
 const PERIOD: Duration = Duration::from_secs(1);
 
+/// How long a process that only borrows from a GPU waits to be asked by the command that has ended its drain: that asks those first who work there, and what they
+/// have for themselves goes before loans.
+const BEHIND: Duration = Duration::from_secs(5);
+
 /// GPUs that were seen to be drained, or to be so no more, and for which nothing was done yet.
 static SEEN: Mutex<BTreeMap<u32, bool>> = Mutex::new(BTreeMap::new());
 
@@ -42,8 +46,8 @@ static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
 static LEFT: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// Looks at the files.
-fn see() {
-    let (drained, open) = terms::look_for_drains(page_path());
+fn see(behind: Duration) {
+    let (drained, open) = terms::look_for_drains(page_path(), behind);
     let mut seen = SEEN.lock();
     seen.extend(drained.into_iter().map(|gpu| (gpu, true)));
     seen.extend(open.into_iter().map(|gpu| (gpu, false)));
@@ -69,7 +73,7 @@ pub fn look() -> Option<Duration> {
         is_due
     };
     if is_due {
-        see();
+        see(BEHIND);
     }
     let until = Instant::now() + PATIENCE;
     let seen = std::mem::take(&mut *SEEN.lock());
@@ -96,7 +100,7 @@ pub fn look() -> Option<Duration> {
         }
     }
     // Whoever rang in between may have meant that.
-    (any || !is_due).then_some(PERIOD)
+    (any || !is_due || terms::is_any_unsaid()).then_some(PERIOD)
 }
 
 /// Whether it did not leave because other memory was on its way to the host: it leaves behind that.
@@ -169,7 +173,7 @@ fn with_by_itself(done: &mut Vacated, gpu: u32, is_drained: bool) {
 /// With it whether that was not known here.
 fn seen_as(gpu: &Uuid, is_drained: bool, other: impl FnOnce() -> String) -> Result<Option<(u32, bool)>, String> {
     let Some(ordinal) = ordinal_of(gpu) else { return Ok(None) };
-    see();
+    see(Duration::ZERO);
     if terms::is_said_drained(gpu) != is_drained {
         return Err(other());
     }

@@ -23,8 +23,12 @@ static DRAINED: Mutex<BTreeSet<Uuid>> = Mutex::new(BTreeSet::new());
 /// Whether there is any.
 static ARE_ANY: AtomicBool = AtomicBool::new(false);
 
+/// Those of which that is said no more, and since when.
+static UNSAID: Mutex<BTreeMap<Uuid, Instant>> = Mutex::new(BTreeMap::new());
+
 /// What somebody else was given of a GPU.
-struct Given {
+#[derive(Clone)]
+pub struct Given {
     /// The most that may be there meanwhile, or `None` where nothing is borrowed there.
     most: Option<u64>,
     /// When that ends.
@@ -90,6 +94,22 @@ pub fn keep_for_longer(ordinal: u32, until: Instant) {
     if let Some(given) = GIVEN.lock().get_mut(&ordinal) {
         given.until = until.max(given.until);
     }
+}
+
+/// What is kept of this GPU now.
+pub fn kept_of(ordinal: u32) -> Option<Given> {
+    GIVEN.lock().get(&ordinal).cloned()
+}
+
+/// That is kept again, and nothing beside it: nothing was given since.
+pub fn keep_as(ordinal: u32, kept: Option<Given>) {
+    let mut given = GIVEN.lock();
+    match kept {
+        Some(kept) => _ = given.insert(ordinal, kept),
+        None => _ = given.remove(&ordinal),
+    }
+    drop(given);
+    heed();
 }
 
 /// Whether that holds for this GPU.
@@ -323,7 +343,9 @@ impl Drop for Waived {
 
 /// Of which GPUs less was free than is to stay free when the program was suspended last, and how much: as where others, or the driver for this program's small blocks, took some of that.
 static TIGHT: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
-/// How many bring memory back.
+/// How many have memory come to GPUs or leave them.
+static MOVING: AtomicU32 = AtomicU32::new(0);
+/// How many of these bring memory back.
 static BRINGING: AtomicU32 = AtomicU32::new(0);
 
 /// Notes that, before any of the program's memory leaves.
@@ -342,29 +364,46 @@ pub fn forget_free() {
 }
 
 /// Memory comes back, until this is dropped: what was there before may leave as little free as it did then. The program is stopped, so nobody else is served.
-pub struct Bringing(());
+pub struct Bringing {
+    _moves: Moving,
+}
 
 pub fn bring() -> Bringing {
-    if BRINGING.fetch_add(1, Ordering::Relaxed) == 0 {
-        tell_bringing();
-    }
-    Bringing(())
+    BRINGING.fetch_add(1, Ordering::Relaxed);
+    Bringing { _moves: begin_to_move() }
 }
 
 impl Drop for Bringing {
     fn drop(&mut self) {
-        if BRINGING.fetch_sub(1, Ordering::Relaxed) == 1 {
-            tell_bringing();
+        BRINGING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Memory comes to GPUs or leaves them, until this is dropped, for whatever reason.
+pub struct Moving(());
+
+pub fn begin_to_move() -> Moving {
+    if MOVING.fetch_add(1, Ordering::Relaxed) == 0 {
+        tell_moving();
+    }
+    Moving(())
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        if MOVING.fetch_sub(1, Ordering::Relaxed) == 1 {
+            tell_moving();
         }
     }
 }
 
-/// Others see no row of the page that tells of what comes back before it is there, and do not wait for whoever has nothing of what they lack.
-fn tell_bringing() {
+/// What moves is in no row of the page before that is over, and others would not wait for whoever has nothing of what they lack: they would have what a third one has for itself,
+/// although a loan is about to leave.
+fn tell_moving() {
     static TELLING: Mutex<()> = Mutex::new(());
     let _one = TELLING.lock();
     if let Some(page) = bell::page() {
-        page.tell_returns(BRINGING.load(Ordering::Relaxed) > 0);
+        page.tell_moves(MOVING.load(Ordering::Relaxed) > 0);
     }
 }
 
@@ -377,12 +416,21 @@ pub fn kept_free_now(ordinal: u32, usual: u64) -> u64 {
 }
 
 /// Looks which GPUs are drained, and closes or opens them: those that have become so, and those that are so no more. `page`: where this
-/// process's page lies.
-pub fn look_for_drains(page: Option<&Path>) -> (Vec<u32>, Vec<u32>) {
+/// process's page lies. One that this process only borrows from stays as it was for so long behind the end of its drain (`behind`).
+pub fn look_for_drains(page: Option<&Path>, behind: Duration) -> (Vec<u32>, Vec<u32>) {
     let Some(plan) = open::plan_made() else { return (Vec::new(), Vec::new()) };
     let uuids: Vec<Uuid> = gpus(plan).map(|(_, uuid)| uuid).collect();
-    let now: BTreeSet<Uuid> = drains::among(&uuids, roots(), page.and_then(Path::parent)).into_iter().collect();
+    let mut now: BTreeSet<Uuid> = drains::among(&uuids, roots(), page.and_then(Path::parent)).into_iter().collect();
     let before = DRAINED.lock().clone();
+    let mut unsaid = UNSAID.lock();
+    unsaid.retain(|uuid, _| before.contains(uuid) && !now.contains(uuid));
+    let borrowed = gpus(plan).filter(|(ordinal, _)| !context::is_on(Device::of(*ordinal))).map(|(_, uuid)| uuid);
+    for uuid in borrowed.filter(|uuid| before.contains(uuid) && !now.contains(uuid)).collect::<Vec<_>>() {
+        if unsaid.entry(uuid).or_insert_with(Instant::now).elapsed() < behind {
+            now.insert(uuid);
+        }
+    }
+    drop(unsaid);
     if now == before {
         return (Vec::new(), Vec::new());
     }
@@ -395,6 +443,11 @@ pub fn look_for_drains(page: Option<&Path>) -> (Vec<u32>, Vec<u32>) {
     close_drained(plan);
     tell_pool();
     changed
+}
+
+/// Whether the drain of any has ended for others already.
+pub fn is_any_unsaid() -> bool {
+    !UNSAID.lock().is_empty()
 }
 
 /// Whether any GPU is drained.

@@ -4,7 +4,7 @@
 use super::{Real, rest, retry, stream, submit};
 use crate::fence;
 use crate::gate;
-use crate::serve::{handles, pinned};
+use crate::serve::{handles, memory, pinned};
 use crate::taking::Taking;
 use crate::watch::{
     arguments, capture,
@@ -133,6 +133,9 @@ fn making(
     let taking = new.then(Taking::begin);
     let result = retry::call_on(real, device);
     drop(taking);
+    if new && result == CuResult::OUT_OF_MEMORY {
+        memory::report_no_context(driver, device);
+    }
     let Some(context) = result.is_ok().then(|| made(driver)).flatten() else { return result };
     let added = context::add(driver, Some(context), device, kind, call, before);
     if let Err(refused) = added.reaches {

@@ -2,9 +2,9 @@
 //! may give way, rings, and hears what each has freed.
 
 use super::neighbours::{self, Neighbour};
-use crate::backing::open;
+use crate::backing::{self, open};
 use crate::serve::ipc::Own;
-use crate::serve::memory;
+use crate::serve::memory::{self, Lacks, Less};
 use crate::{bell, live, log, process};
 use gpupool_config::{Mode, format_size};
 use gpupool_events::RecallAsk;
@@ -32,11 +32,15 @@ const LEFT_ALONE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(500);
 /// How long those have to say that they have some of whom nothing is known to be there.
 const SHORT: Duration = Duration::from_millis(150);
+/// How long one is in the middle of borrowing at most, in nanoseconds: from the driver's call to the block.
+const IN_THE_MIDDLE: u64 = 100_000_000;
+/// Within which time a page tells what has changed.
+const WRITTEN: Duration = Duration::from_millis(1_100);
 /// How many times as long who is heard to go on is waited for. 100 GiB take the host three seconds.
 pub(super) const LONGER: u32 = 3;
 /// How long it is waited until what an ended process had is free.
 const BACK: Duration = Duration::from_millis(300);
-/// What is left of the time for who answers at the last moment.
+/// What is left of the time for who answers at the last moment, at most.
 const MARGIN: Duration = Duration::from_millis(100);
 
 /// One thread asks at a time: who is asked by two threads of one process would be asked for the same memory twice.
@@ -64,41 +68,56 @@ pub fn prepare() {
     }
 }
 
-/// Asks others for so much of this GPU, for an allocation that may have asked `since` some time already; the bytes that they say they have freed.
-fn ask(home: u32, bytes: u64, since: Option<Instant>) -> u64 {
+/// Asks others for what lacks of a GPU; the bytes that they say they have freed.
+fn ask(lacks: &Lacks) -> u64 {
     let _sheltered = cancel::shelter();
     // Others are found beside the page, which a process has from its first allocation on.
     bell::allocated();
-    try_to_ask(home, bytes, since, false).unwrap_or(0)
+    try_to_ask(lacks, false).unwrap_or(0)
 }
 
-/// Asks those that matter less for so much of a GPU that nobody works on, which this process only borrows from as they do; the bytes that they say they have
-/// freed. Of equals who came first keeps what it has. `since`: when it asked first for what lacks, if it has.
-pub(super) fn ask_as_borrower(gpu: u32, bytes: u64, since: Option<Instant>) -> u64 {
-    try_to_ask(gpu, bytes, since, true).unwrap_or(0)
+/// Asks those that matter less for what lacks of a GPU that nobody works on, which this process only borrows from as they do; the bytes that they say they have
+/// freed. Of equals who came first keeps what it has.
+pub(super) fn ask_as_borrower(lacks: &Lacks) -> u64 {
+    try_to_ask(lacks, true).unwrap_or(0)
 }
 
-/// `since`: when the allocation asked first, where it has before. `borrows`: this process does not work on that GPU.
-fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> Option<u64> {
+/// `borrows`: this process does not work on that GPU.
+fn try_to_ask(&Lacks { gpu: home, bytes, less, since }: &Lacks, borrows: bool) -> Option<u64> {
     let begun = Instant::now();
     let wait = process::settings().recall_wait?;
     // It has been heard of memory that left where it asks once more.
     let latest = since.unwrap_or(begun) + LONGER * wait;
     let until = (begun + wait).min(latest);
+    let margin = MARGIN.min(wait / 4);
     let folder = Folder::around(super::page()?).ok()?;
     // What the program makes itself is asked for before there is a pool.
     let driver = process::driver()?;
     let plan = open::plan(driver)?;
     let (place, gpu) = (Place::Gpu(home), plan.topology.gpus.get(home as usize)?.uuid);
+    let _one = ASKING.try_lock_until(until)?;
+    let free = || plan.free_at(driver, place).unwrap_or(0);
+    let free_first = free();
+    let has = super::give::on_gpu(home).saturating_add(free_first);
+    let guarantee = live::guarantee_of(home);
+    // Beyond what it is guaranteed a program is not above all: the allocation looks once more, and asks for the rest as any other.
+    let guaranteed = if borrows { 0 } else { lending::guaranteed(has, bytes, guarantee) };
+    let guaranteed = if less == Less::Part || guaranteed == bytes { guaranteed } else { 0 };
+    let is_guaranteed = guaranteed > 0;
+    let (bytes, most) =
+        if is_guaranteed { (guaranteed, guarantee.min(plan.limit(place))) } else { (bytes, plan.limit(place)) };
+    let least = match less {
+        Less::Part | Less::Nothing => 0,
+        Less::Context => {
+            // What others tell of theirs may be more than these took.
+            let takes = neighbours::context_on(&folder, &gpu).min(lending::CONTEXT);
+            takes.saturating_sub(backing::free_on(driver, home, &gpu).unwrap_or(u64::MAX))
+        }
+    };
+    let bytes = bytes.max(least);
     // What becomes free is the reserve's first.
     let bytes = bytes.saturating_add(plan.lacks_at(driver, home));
-    let _one = ASKING.try_lock_until(until)?;
-    let taken = super::give::on_gpu(home);
-    let guarantee = live::guarantee_of(home);
-    let is_guaranteed = !borrows && lending::is_guaranteed(taken, bytes, guarantee);
-    // Beyond what it is guaranteed a program is not above all.
-    let most = if is_guaranteed { guarantee.min(plan.limit(place)) } else { plan.limit(place) };
-    let room = most.saturating_sub(taken.saturating_add(bytes));
+    let room = most.saturating_sub(has.saturating_add(bytes));
     let grows = |(growth, answered): &mut (Growth, Instant)| growth.ahead(answered.elapsed(), room);
     // Who asks again because others took what came free is not on its way to more.
     let mut ahead = if since.is_some() { 0 } else { GROWTH.lock().get_mut(&home).map_or(0, grows) };
@@ -117,16 +136,30 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
         let others = others.into_iter().filter(|other| !is_spared(other, &gpu));
         lending::in_order(others.map(|other| (other.stake, other)), priority)
     };
-    let free = || plan.free_at(driver, place).unwrap_or(0);
-    let free_first = free();
     let mut left = offers();
+    // Nobody gives anything for what would not be there in the end. Pages are late, and who is refused a context mostly ends.
+    let is_in_vain = |left: &[Offer<Neighbour>]| {
+        let is_known = left.iter().all(|of| of.what.is_known());
+        !left.is_empty() && is_known && left.iter().map(|of| of.bytes).sum::<u64>() < least
+    };
+    if is_in_vain(&left) {
+        std::thread::sleep(WRITTEN.min(until.saturating_duration_since(Instant::now())));
+        left = offers();
+        if is_in_vain(&left) {
+            tell_in_vain(home, least);
+            return None;
+        }
+    }
     let (mut freed, mut silent, mut asked, mut busy) = (0, 0, BTreeSet::new(), BTreeSet::new());
     let (mut asked_ahead, mut any_ended, mut any_own, mut any_free) = (0, false, false, false);
     let mut looked = Some(Instant::now());
-    while freed < bytes
-        && let Some(what) = left.first().map(|offer| offer.what)
-        && Instant::now() + MARGIN < until
-    {
+    // Who has said nothing so far; it is asked again behind the others.
+    let mut late: Vec<Offer<Neighbour>> = Vec::new();
+    while freed < bytes && Instant::now() + margin < until {
+        if left.is_empty() {
+            left = std::mem::take(&mut late);
+        }
+        let Some(what) = left.first().map(|offer| offer.what) else { break };
         if !what.is_loans() && !any_own && !asked.is_empty() {
             // What others asked for meanwhile may be more than they took: the allocation looks at what is free before anybody's belongings are asked for.
             let came = free().saturating_sub(free_first);
@@ -139,6 +172,7 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
         if what == What::Own && looked.take().is_some_and(|looked| looked.elapsed() > MARGIN / 2) {
             // Loans may have been taken since.
             left = offers();
+            left.retain(|offer| late.iter().all(|late| late.who.pid != offer.who.pid));
             continue;
         }
         let knows = what.is_known();
@@ -147,9 +181,14 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
         if knows {
             asked_ahead += now.iter().map(|(_, share)| share).sum::<u64>().saturating_sub(bytes - freed);
         }
-        let first = if knows { until } else { until.min(Instant::now() + SHORT) };
+        // Who hangs in a kernel says nothing for all of the time; so others are asked in half of what is left of it.
+        let is_other = |of: &Offer<Neighbour>| now.iter().all(|(offer, _)| offer.who.pid != of.who.pid);
+        let half = until.saturating_duration_since(Instant::now()) / 2;
+        let by = if left.iter().chain(&late).any(is_other) { Instant::now() + half } else { until };
+        let first = if knows { by } else { by.min(Instant::now() + SHORT) };
         let (mut of_ended, free_before): (Option<u64>, u64) = (None, free());
-        let asks = Asks { folder: &folder, gpu, priority, loans: what.is_loans(), first, until, wait, latest };
+        let mut in_the_middle = false;
+        let asks = Asks { folder: &folder, gpu, priority, loans: what.is_loans(), first, until: by, wait, latest };
         let questions: Vec<(&Neighbour, u64)> = now.iter().map(|(offer, share)| (&offer.who, *share)).collect();
         for ((offer, share), answer) in now.iter().zip(asks.all(&questions)) {
             let other = &offer.who;
@@ -173,12 +212,23 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
                     *of_ended.get_or_insert(0) += if knows { *share } else { 0 };
                     left.retain(|of| of.who.pid != other.pid);
                 }
-                // It may be asked again at once, and is no nearer to the end of its line then.
-                Answer::Busy => _ = busy.insert(other.pid),
+                Answer::Busy => {
+                    busy.insert(other.pid);
+                    late.extend(Some(offer.clone()).filter(|_| knows));
+                }
+                // What is on its way to become a block's is none yet, and cannot be given.
+                Answer::Freed { .. } if begun.elapsed() < SHORT && other.has_just_borrowed(&folder, IN_THE_MIDDLE) => {
+                    left.push(offer.clone());
+                    in_the_middle = true;
+                }
                 // Of its belongings it may have some to give yet; and who was asked for loans of which nobody knows is waited for a short time only.
                 Answer::Freed { .. } if left.iter().any(|of| of.who.pid == other.pid) => {}
                 Answer::None if !knows && left.iter().any(|of| of.who.pid == other.pid) => {}
-                Answer::Silent | Answer::None if knows || answer == Answer::Silent => {
+                Answer::Silent => {
+                    late.push(offer.clone());
+                    late.extend(left.extract_if(.., |of| of.who.pid == other.pid));
+                }
+                Answer::None if knows => {
                     silent += 1;
                     spare(other, None, LEFT_ALONE);
                     left.retain(|of| of.who.pid != other.pid);
@@ -197,7 +247,15 @@ fn try_to_ask(home: u32, bytes: u64, since: Option<Instant>, borrows: bool) -> O
             wait_for_free(free, free_before.saturating_add(bytes.max(1)), until);
         }
         lending::sort(&mut left);
+        if in_the_middle {
+            std::thread::sleep(RING);
+        }
     }
+    // Who answers others all the time may be asked again at once.
+    let hung = late.into_iter().map(|offer| offer.who).filter(|who| !busy.contains(&who.pid));
+    let hung: BTreeMap<u32, Neighbour> = hung.map(|who| (who.pid, who)).collect();
+    hung.values().for_each(|other| spare(other, None, LEFT_ALONE));
+    silent += hung.len() as u32;
     if freed > 0 {
         let mut all = GROWTH.lock();
         let (growth, answered) = all.entry(home).or_insert((Growth::default(), Instant::now()));
@@ -243,7 +301,7 @@ fn is_spared(other: &Neighbour, gpu: &Uuid) -> bool {
     let is_other = |spared: &Spared| (spared.pid, spared.started) == (other.pid, other.started);
     // Who had none may have some by now that had just been on its way there, or is.
     let is_as_it_was =
-        |spared: &Spared| spared.gpu.is_none_or(|(of, held)| of == *gpu && other.held() <= held && !other.returns);
+        |spared: &Spared| spared.gpu.is_none_or(|(of, held)| of == *gpu && other.held() <= held && !other.moves);
     spared.iter().any(|spared| is_other(spared) && is_as_it_was(spared))
 }
 
@@ -271,6 +329,14 @@ fn tell_left_out(other: &Neighbour, gpu: u32) {
     }
 }
 
+/// Says that nobody was asked.
+fn tell_in_vain(gpu: u32, lacks: u64) {
+    tracing::info!(
+        target: "gpupool::memory", about = "recall.in_vain", device = gpu, lacks,
+        "nobody was asked for {} that a context lacks on GPU {gpu}, since all others together would give less", format_size(lacks)
+    );
+}
+
 /// What is asked of whom it concerns.
 struct Asks<'a> {
     folder: &'a Folder,
@@ -280,7 +346,7 @@ struct Asks<'a> {
     loans: bool,
     /// Nobody is waited for longer who says nothing, by this time or for so long after it last said something; and nobody at all by the last.
     first: Instant,
-    /// By this time, to whom memory comes back meanwhile: it answers between two steps of that, and has what no page tells yet.
+    /// By this time, whose memory moves meanwhile: it answers between two steps of that or behind it, and what has come or gone then no page tells yet.
     until: Instant,
     wait: Duration,
     latest: Instant,
@@ -334,9 +400,9 @@ enum Answer {
     Ended,
     /// It is stopped, and answers nobody before it goes on.
     Halted,
-    /// It has said nothing in time, or will not answer.
+    /// It will not answer, or has said nothing in the short time for which one is waited for that is not known to have any.
     None,
-    /// The same of one that was waited for though it was not known to have any.
+    /// It has said nothing for as long as anybody is waited for.
     Silent,
     /// It was answering those who had come earlier.
     Busy,
@@ -354,12 +420,28 @@ enum Asked<'a> {
     Waits(Turn),
     /// It was rung for. The door is gone before the turn is: the next one has a door of the same name.
     Called { listener: Socket<Own>, door: Door<'a>, turn: Turn },
-    /// It has heard what is wanted.
-    Heard(Socket<Own>),
+    /// It has heard what is wanted. `has_some`: it has said so.
+    Heard { socket: Socket<Own>, has_some: bool },
     /// It ends, and the driver takes back what it had once its last thread is gone.
     Ends,
     /// It has answered, or will not.
     Over(Answer),
+}
+
+/// What one has said since it was heard last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Says {
+    Nothing,
+    /// It has some of what is wanted, and may have to wait until that can leave.
+    HasSome,
+    /// It is at work for who asks; or it has answered somebody who came earlier.
+    GoesOn,
+}
+
+impl Says {
+    fn after(goes_on: bool) -> Self {
+        if goes_on { Self::GoesOn } else { Self::Nothing }
+    }
 }
 
 impl Asked<'_> {
@@ -385,16 +467,18 @@ impl Asks<'_> {
                 rung = Some(Instant::now());
             }
             for ((other, bytes), (asked, until)) in others.iter().zip(&mut all) {
-                if self.go_on(other, *bytes, asked, rings) {
-                    *until = (*until).max(Instant::now() + self.wait).min(self.latest);
+                match self.go_on(other, *bytes, asked, rings) {
+                    Says::Nothing => {}
+                    Says::HasSome => *until = (*until).max(self.until),
+                    Says::GoesOn => *until = (*until).max(Instant::now() + self.wait).min(self.latest),
                 }
                 let now = Instant::now();
-                if now >= *until && *until < self.until && other.returns(self.folder) {
+                if now >= *until && *until < self.until && other.moves(self.folder) {
                     // By then its page is written, or it has answered.
                     *until = (now + SHORT).min(self.until);
                 } else if now >= *until {
                     // Its turn is the next one's from here on.
-                    let was_waited_for = self.first < self.until && *until >= self.until;
+                    let was_waited_for = *until >= self.until;
                     let so_far = asked.so_far();
                     *asked =
                         Asked::Over(if was_waited_for && so_far == Answer::None { Answer::Silent } else { so_far });
@@ -404,7 +488,7 @@ impl Asks<'_> {
             let Some(until) = under_way.map(|(_, until)| *until).max() else { break };
             let sockets = all.iter().filter_map(|(asked, _)| match asked {
                 Asked::Called { listener, .. } => Some(listener),
-                Asked::Heard(socket) => Some(socket),
+                Asked::Heard { socket, .. } => Some(socket),
                 Asked::New | Asked::Waits(_) | Asked::Ends | Asked::Over(_) => None,
             });
             let sockets: Vec<&Socket<Own>> = sockets.filter(|socket| socket.is_there()).collect();
@@ -418,8 +502,8 @@ impl Asks<'_> {
         all.iter().map(|(asked, _)| asked.so_far()).collect()
     }
 
-    /// Whether it says that it is at work for who asks; or has answered somebody who came earlier.
-    fn go_on<'a>(&'a self, other: &Neighbour, bytes: u64, asked: &mut Asked<'a>, rings: bool) -> bool {
+    /// What it says now.
+    fn go_on<'a>(&'a self, other: &Neighbour, bytes: u64, asked: &mut Asked<'a>, rings: bool) -> Says {
         if rings && !matches!(asked, Asked::Over(_)) {
             match fate(other) {
                 Fate::Runs => {}
@@ -428,7 +512,7 @@ impl Asks<'_> {
                 Fate::Over => *asked = Asked::Over(Answer::Ended),
             }
         }
-        let mut goes_on = false;
+        let mut says = Says::Nothing;
         match asked {
             Asked::Over(_) | Asked::Ends => {}
             Asked::New => *asked = self.begin(other),
@@ -437,12 +521,12 @@ impl Asks<'_> {
                 match turn.has_come() {
                     Some(true) => {
                         let Asked::Waits(turn) = std::mem::replace(asked, Asked::Over(Answer::None)) else {
-                            return false;
+                            return Says::Nothing;
                         };
                         *asked = self.call(other, turn);
-                        goes_on = before.is_some();
+                        says = Says::after(before.is_some());
                     }
-                    Some(false) => goes_on = before.is_some() && turn.before != before,
+                    Some(false) => says = Says::after(before.is_some() && turn.before != before),
                     None => *asked = Asked::Over(Answer::None),
                 }
             }
@@ -464,11 +548,11 @@ impl Asks<'_> {
                     let none: [OwnedFd; 0] = [];
                     if is_meant {
                         let said = socket.send(&request.encode(), &none).is_ok();
-                        *asked = if said { Asked::Heard(socket) } else { unheard(other) };
+                        *asked = if said { Asked::Heard { socket, has_some: false } } else { unheard(other) };
                     }
                 }
             }
-            Asked::Heard(socket) => {
+            Asked::Heard { socket, has_some } => {
                 let mut buffer = [0; ROOM];
                 if !socket.is_there() {
                     *asked = Asked::Over(Answer::None);
@@ -478,9 +562,11 @@ impl Asks<'_> {
                             Ok(Reply::Done { moved, stayed, .. }) => {
                                 *asked = Asked::Over(Answer::Freed { bytes: moved, loans: stayed });
                             }
-                            // It says so only while it is at work: it has come to rest, begins with what is next, or more has left. While it waits for
-                            // a kernel it says nothing.
-                            Ok(Reply::Progress { .. }) => goes_on = true,
+                            // First it says that it has some. After that it says so only while it is at work: it has come to rest, begins with what is
+                            // next, or more has left. While it waits for a kernel it says nothing.
+                            Ok(Reply::Progress { .. }) => {
+                                says = if std::mem::replace(has_some, true) { Says::GoesOn } else { Says::HasSome };
+                            }
                             Ok(Reply::Refused { .. }) => *asked = Asked::Over(Answer::NOTHING),
                             Ok(_) => *asked = Asked::Over(Answer::None),
                             Err(_) => *asked = unheard(other),
@@ -491,7 +577,7 @@ impl Asks<'_> {
                 }
             }
         }
-        goes_on
+        says
     }
 
     /// Goes to the end of the line of those who ask one, and begins if nobody else is there.
@@ -566,7 +652,7 @@ mod tests {
     fn neighbour(page: &str) -> Neighbour {
         let own = Identity::own().unwrap();
         let stake = Stake { priority: 1, ..Stake::default() };
-        Neighbour { pid: own.pid, started: own.started, page: page.to_owned(), stake, returns: false, is_halted: false }
+        Neighbour { pid: own.pid, started: own.started, page: page.to_owned(), stake, moves: false, is_halted: false }
     }
 
     /// Nobody who says nothing is waited for longer than until then.
@@ -665,7 +751,10 @@ mod tests {
                 };
                 let mut buffer = [0; ROOM];
                 assert!(socket.receive_by(&mut buffer, begun + LONG).is_ok());
-                socket.send(&Reply::Progress { done: 0, total: 7 }.encode(), &none).unwrap();
+                // It has some, and is at work.
+                for _ in 0..2 {
+                    socket.send(&Reply::Progress { done: 0, total: 7 }.encode(), &none).unwrap();
+                }
                 // Until it would have been given up, had it not said anything.
                 while Instant::now() < begun + 2 * SOON {
                     std::thread::yield_now();
@@ -680,7 +769,7 @@ mod tests {
             });
             asks.all(&others.each_ref().map(|(other, bytes)| (other, *bytes)))
         });
-        assert_eq!(answers, [Answer::None, Answer::Freed { bytes: 7, loans: 0 }]);
+        assert_eq!(answers, [Answer::Silent, Answer::Freed { bytes: 7, loans: 0 }]);
         assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
     }
 }

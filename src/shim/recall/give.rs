@@ -55,7 +55,11 @@ pub fn give_way(
     let rest = Duration::MAX;
     let priority = Some(priority).filter(|priority| *priority != GUARANTEED);
     let gives = Gives { bytes, terms, pid: Some(pid), priority, why: "asked", rest };
+    let kept = terms::kept_of(ordinal);
     let done = give(ordinal, gives, deadline, is_wanted, progress);
+    if done.moved == 0 {
+        terms::keep_as(ordinal, kept);
+    }
     Ok((done, vacate::lent_on(ordinal)))
 }
 

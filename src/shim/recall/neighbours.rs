@@ -7,7 +7,7 @@ use crate::serve::memory::idle::Part;
 use gpupool_lending::Stake;
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::{Entry, Folder};
-use gpupool_metrics::{Life, Snapshot, identify, now, read, returns};
+use gpupool_metrics::{Life, Snapshot, identify, moves, now, read};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 
@@ -26,8 +26,8 @@ pub struct Neighbour {
     pub page: String,
     /// What it has of the GPU.
     pub stake: Stake,
-    /// Memory of its program comes back to GPUs at this moment.
-    pub returns: bool,
+    /// Memory of its program comes to GPUs or leaves them at this moment: it answers behind that, and nobody knows what it has then.
+    pub moves: bool,
     /// It answers nobody before somebody lets it go on.
     pub is_halted: bool,
 }
@@ -38,9 +38,15 @@ impl Neighbour {
         self.stake.own.saturating_add(self.stake.lent)
     }
 
-    /// [`Neighbour::returns`], as of now.
-    pub fn returns(&self, folder: &Folder) -> bool {
-        folder.page_to_ring(OsStr::new(&self.page)).is_ok_and(|page| returns(&page))
+    /// Whether it has borrowed memory within the last so many nanoseconds, of this GPU or another one.
+    pub fn has_just_borrowed(&self, folder: &Folder, within: u64) -> bool {
+        let told = folder.page_to_ring(OsStr::new(&self.page)).ok().and_then(|page| read(&page).ok());
+        told.is_some_and(|told| told.took.is_since(monotonic_nanoseconds().saturating_sub(within)))
+    }
+
+    /// [`Neighbour::moves`], as of now.
+    pub fn moves(&self, folder: &Folder) -> bool {
+        folder.page_to_ring(OsStr::new(&self.page)).is_ok_and(|page| moves(&page))
     }
 }
 
@@ -59,6 +65,16 @@ pub fn on(folder: &Folder, gpu: &Uuid) -> Vec<Neighbour> {
 pub fn snapshots(folder: &Folder) -> Vec<Snapshot> {
     let own = std::process::id();
     folder.pages().iter().filter(|entry| entry.pid != own).filter_map(|entry| told(folder, entry)).collect()
+}
+
+/// What a context takes of this GPU at least, as others tell that have one there; 0 where none does.
+pub fn context_on(folder: &Folder, gpu: &Uuid) -> u64 {
+    let of = |told: Snapshot| {
+        let is_there = |device: u32| told.levels.gpu(device).is_some_and(|known| known.uuid == *gpu);
+        let costs = told.contexts.rows.iter().filter(|context| is_there(context.device));
+        costs.filter_map(|context| context.cost).filter(|cost| *cost > 0).min()
+    };
+    snapshots(folder).into_iter().filter_map(of).min().unwrap_or(0)
 }
 
 /// What a process beside this one says now that it matters.
@@ -100,7 +116,7 @@ fn told_of_any(folder: &Folder, entry: &Entry) -> Option<(Snapshot, bool)> {
 fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
     let levels = &told.levels;
     // Its page tells of loans up to a second late.
-    let borrows = told.returns || told.took.is_since(monotonic_nanoseconds().saturating_sub(LATE));
+    let borrows = told.moves || told.took.is_since(monotonic_nanoseconds().saturating_sub(LATE));
     let priority = u32::try_from(levels.priority).unwrap_or(u32::MAX);
     let Some(known) = levels.gpus.rows.iter().find(|known| known.uuid == *gpu) else {
         // What it has come to have by now it says itself, and whether it matters less.
@@ -109,8 +125,8 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
         // Its page says how much it matters as soon as it says anything.
         let priority = if levels.updated > 0 { priority } else { 0 };
         let stake = Stake { borrows, priority, ..Stake::default() };
-        let (page, returns) = (entry.name.clone(), told.returns);
-        return is_new.then_some(Neighbour { pid, started, page, stake, returns, is_halted: false });
+        let (page, moves) = (entry.name.clone(), told.moves);
+        return is_new.then_some(Neighbour { pid, started, page, stake, moves, is_halted: false });
     };
     let ordinal = known.ordinal;
     let place = levels.places.rows.iter().find(|place| place.is_gpu() && place.number == ordinal);
@@ -122,7 +138,7 @@ fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
         started: entry.started,
         page: entry.name.clone(),
         stake: Stake { priority, lent, own: held.saturating_sub(lent), borrows },
-        returns: told.returns,
+        moves: told.moves,
         is_halted: false,
     })
 }

@@ -144,9 +144,14 @@ pub fn come_back(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
-    let done = bring_home(gpu, deadline, is_wanted, progress);
+    let mut done = bring_home(gpu, deadline, is_wanted, progress);
     if !is_news && done.moved == 0 {
         return done;
+    }
+    // What it has asked for while the GPU was drained, and would be there otherwise.
+    if let Some(opened) = open::opened().filter(|_| done.rest.is_empty()) {
+        let bytes = parted::displaced(opened, gpu, u64::MAX).iter().map(Parted::bytes).sum();
+        done.rest = rest_of(bytes, format!("GPU {gpu} has no room for it"));
     }
     log::emit(|| {
         let (moved, stayed) = (done.moved, done.stayed());

@@ -13,6 +13,7 @@ use crate::backing::host;
 use crate::backing::open::Opened;
 use crate::image::crew::Crews;
 use crate::serve::handles::by_hand::{self, NOBODY, Own};
+use crate::serve::memory::idle;
 use gpupool_cuda::{Driver, Physical};
 use gpupool_pool::{Block, FRAME, Piece, Place};
 use std::cell::Cell;
@@ -149,10 +150,16 @@ pub fn keep(
         own.into_iter().partition(|own| is_suspended && by_hand::may_go(own.address, own.asked));
     // What the program made itself comes first: where the driver has to make memory on the host for it, that takes as much of it.
     let ranges: Vec<Range> = keeps.into_iter().map(of_own).chain(ranges(&near, |place| leaves.place(place))).collect();
-    let mut hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host());
-    let Some(first) = hosts.next() else { return Ok((None, Some(Full::new(Why::nowhere(), &ranges)))) };
+    let hosts: Vec<Place> = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host()).collect();
+    let Some(&first) = hosts.first() else { return Ok((None, Some(Full::new(Why::nowhere(), &ranges)))) };
     let own = own.into_iter().map(|own| own.bytes).sum();
-    let wanted = ranges.iter().map(|range| range.bytes).sum::<u64>() + if is_suspended { 0 } else { BATCH };
+    let bytes = ranges.iter().map(|range| range.bytes).sum::<u64>();
+    // What the program has freed there counts as much as what it uses, as what came back from there a moment ago, and is no plain memory.
+    if allowed_on_host(opened) < bytes.saturating_add(own) {
+        let text = "what leaves GPUs needs that room";
+        hosts.iter().for_each(|place| _ = idle::give_back_unused(Some(*place), u32::MAX, "recall", text));
+    }
+    let wanted = bytes + if is_suspended { 0 } else { BATCH };
     let Room { allowed, mut there } = room_on_host(opened, wanted);
     if matches!(leaves, Leaves::Gpu { .. }) {
         there -= BATCH.min(there / 2);
@@ -211,13 +218,18 @@ pub struct Room {
 
 /// How much plain memory may be had for so much.
 pub fn room_on_host(opened: &Opened, wanted: u64) -> Room {
+    let allowed = allowed_on_host(opened);
+    let there = if allowed == 0 { 0 } else { beside(wanted, host::available, spare::give_back).unwrap_or(u64::MAX) };
+    Room { allowed, there }
+}
+
+/// [`Room::allowed`].
+fn allowed_on_host(opened: &Opened) -> u64 {
     let accounts = opened.pool.accounts();
     let hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host());
     let left: u64 = hosts.map(|place| accounts.limit(place).saturating_sub(accounts.taken(place))).sum();
     // What is in plain memory already will be the host's as well.
-    let allowed = left.saturating_sub(accounts.taken(Place::Pageable));
-    let there = if allowed == 0 { 0 } else { beside(wanted, host::available, spare::give_back).unwrap_or(u64::MAX) };
-    Room { allowed, there }
+    left.saturating_sub(accounts.taken(Place::Pageable))
 }
 
 /// How much memory there is for so much, beside what is spare, or with that where it takes that: nobody knows how much of it was ever made, so it goes.

@@ -222,6 +222,7 @@ pub fn suspend_behind(
     }
     let (driver, opened) = pool()?;
     let begun = Instant::now();
+    let _moving = terms::begin_to_move();
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
     gate::hear_end_first();

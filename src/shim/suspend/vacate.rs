@@ -145,6 +145,7 @@ pub fn vacate(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
     let begun = Instant::now();
+    let _moving = terms::begin_to_move();
     let by_kernel = mover::copied_by_kernel();
     let (moved, stayed) = match process::settings().mode {
         Mode::Pool | Mode::Spill if terms::is_left_alone(gpu) => {

@@ -115,6 +115,7 @@ fn section(page: &mut Page, process: &Process, label: &str) {
     let what = match kind.as_str() {
         "handle" => " (cuMemCreate)",
         "stream" => " (stream-ordered)",
+        "context" => " (a context)",
         _ => "",
     };
     page.entry("  asked for  ", &format!("{}{what} on GPU {home}", format_size(*bytes)));

@@ -8,7 +8,7 @@ use crate::bell;
 use crate::bypass::{self, Answer, Bypass};
 use crate::log;
 use crate::process;
-use crate::serve::memory::{self, Asking, oom};
+use crate::serve::memory::{self, Asking, Less, oom};
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical, Properties};
 use gpupool_events::VmmSteer;
@@ -141,7 +141,7 @@ fn at_home(real: &mut Real<CuResult>, home: Place) -> CuResult {
 fn at_home_of_all(real: &mut Real<CuResult>, request: &Request) -> CuResult {
     let home = Place::Gpu(request.device);
     let mut result = at_home(real, home);
-    let mut asking = Asking::default();
+    let mut asking = Asking::of(Less::Nothing);
     // What is free there others need not give, nor what they have given for this one before.
     let free = || plan_for(request.device).ok().and_then(|(driver, plan)| plan.free_at(driver, home)).unwrap_or(0);
     // Who is refused though as much is free lacks what nobody can tell.

@@ -18,7 +18,7 @@ pub use caching::returns_its_cache;
 
 use crate::backing::open::{self, Opened};
 use crate::backing::vmm::Vmm;
-use crate::backing::{copies, level, residence, terms};
+use crate::backing::{self, copies, level, residence, terms};
 use crate::bypass::{self, Answer, Bypass};
 use crate::watch::context::{self, Context, Observer};
 use crate::{bell, live, log, process};
@@ -523,8 +523,31 @@ pub fn repack_by(repacker: Repacker) {
     let _ = REPACKER.set(Box::new(repacker));
 }
 
-/// Who asks other processes for so much of this GPU; how much they say they have freed. For an allocation that asks again it is told since when, and asks nobody where that is too long ago.
-pub type Asker = fn(u32, u64, Option<Instant>) -> u64;
+/// What an allocation lacks of a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Lacks {
+    pub gpu: u32,
+    pub bytes: u64,
+    /// What less than that is good for.
+    pub less: Less,
+    /// When it asked first, if it has before.
+    pub since: Option<Instant>,
+}
+
+/// What less than all of it is good for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Less {
+    /// A part of a block.
+    #[default]
+    Part,
+    /// Nothing: it lies in one place.
+    Nothing,
+    /// Nothing, and what a context takes is not known before it is made: so much is asked for at a time.
+    Context,
+}
+
+/// Who asks other processes for what lacks of a GPU; how much they say they have freed. Of an allocation that has asked for too long it asks nobody.
+pub type Asker = fn(&Lacks) -> u64;
 
 static ASKER: OnceBox<Asker> = OnceBox::new();
 
@@ -541,11 +564,17 @@ pub struct Asking {
     /// When the first question began.
     begun: Option<Instant>,
     questions: u32,
+    less: Less,
 }
 
 impl Asking {
     /// Who says that it has freed something and has not is asked no more often than that.
     const MOST: u32 = 16;
+
+    /// For what less than all of it is good for that.
+    pub fn of(less: Less) -> Self {
+        Self { less, ..Self::default() }
+    }
 
     /// Asks for so much of this GPU, which the program works on. Whether anybody freed anything.
     #[cold]
@@ -558,7 +587,8 @@ impl Asking {
         let (now, since) = (Instant::now(), self.begun);
         self.begun = since.or(Some(now));
         self.questions += 1;
-        let freed = if self.questions <= Self::MOST { asker(gpu, bytes, since) } else { 0 };
+        let lacks = Lacks { gpu, bytes, less: self.less, since };
+        let freed = if self.questions <= Self::MOST { asker(&lacks) } else { 0 };
         if freed > 0
             && let Some(opened) = open::opened()
         {
@@ -593,7 +623,24 @@ pub fn ask_for_context(device: Device) -> bool {
     let plan = process::driver().and_then(open::plan);
     let Place::Gpu(ordinal) = device.place() else { return false };
     let known = plan.and_then(|plan| plan.topology.gpus.iter().find(|gpu| gpu.ordinal == ordinal));
-    known.is_some_and(|gpu| Asking::default().ask(ordinal, process::settings().reserve_of(gpu.total)))
+    known.is_some_and(|gpu| Asking::of(Less::Context).ask(ordinal, process::settings().reserve_of(gpu.total)))
+}
+
+/// The program was told OUT_OF_MEMORY for a context, after others were asked.
+#[cold]
+pub fn report_no_context(driver: &'static Driver, device: Device) {
+    let uuid = driver.uuid_bytes(device);
+    let takes = context::usual_cost().unwrap_or(gpupool_lending::CONTEXT);
+    let free = backing::free_on(driver, device.ordinal(), &uuid).map_or_else(|| "less".to_owned(), format_size);
+    log::warn_once(
+        "no_context",
+        format_args!(
+            "OUT_OF_MEMORY for a context on GPU {device}: one takes about {}, {free} are free, and others have not made room for it (gpupool ps tells who has how much of it; \
+             only what matters less by GPUPOOL_PRIORITY or is borrowed gives way)",
+            format_size(takes)
+        ),
+    );
+    oom::refused(device, takes, oom::Kind::Context, oom::Why::Left(Bypass::Full));
 }
 
 static ON_END: OnceBox<fn(u64)> = OnceBox::new();

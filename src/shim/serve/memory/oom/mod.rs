@@ -49,6 +49,8 @@ pub enum Kind {
     Block,
     Handle,
     Stream,
+    /// A context, which takes about so much.
+    Context,
 }
 
 impl Kind {
@@ -57,6 +59,7 @@ impl Kind {
             Self::Block => "block",
             Self::Handle => "handle",
             Self::Stream => "stream",
+            Self::Context => "context",
         }
     }
 }
@@ -100,6 +103,12 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
     let on_host = rooms(false).fold(0, u64::saturating_add);
     // A block lies everywhere at once. A handle lies in parts on GPUs, or whole on the host if it is not too large for that.
     let (fits, asked) = match largest_whole {
+        // It lies on its GPU, and what stays free there is for it.
+        None if kind == Kind::Context => {
+            let there = places.iter().find(|known| known.place == device.place().to_string());
+            let fits = there.and_then(|known| known.free).unwrap_or(0);
+            (fits, Asked { bytes, fits, fits_on_host: fits, is_far: false })
+        }
         None => {
             let fits = on_gpus.saturating_add(on_host);
             (fits, Asked { bytes, fits, fits_on_host: fits, is_far: why == Why::Far })
@@ -110,7 +119,8 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
             (on_gpus.max(fits_on_host.min(most)), asked)
         }
     };
-    let remedies = remedies::remedies(asked, &places, process::settings());
+    let remedies =
+        if kind == Kind::Context { Vec::new() } else { remedies::remedies(asked, &places, process::settings()) };
     let (holders, more_holders, more_bytes, large) = device_holders();
     // In the places they are in use; nobody in the program holds them.
     let live_bytes = open::opened().map_or(0, |opened| copies::usage_without(opened).live_bytes);
@@ -124,7 +134,8 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
             .iter()
             .find(|remedy| remedy.enough)
             .map_or_else(String::new, |remedy| format!("; {} would have made room", remedy.said()));
-        let text = format!("OUT_OF_MEMORY for {size} on GPU {home}, where {room} would have fit{helps}");
+        let of = if kind == Kind::Context { "a context of about " } else { "" };
+        let text = format!("OUT_OF_MEMORY for {of}{size} on GPU {home}, where {room} would have fit{helps}");
         let event = OutOfMemory {
             number,
             home,
