@@ -387,6 +387,10 @@ fn settings_change_while_a_program_works_and_what_follows_is_told() {
     );
     refused("priority=10 limit=7:1GiB", "there is no GPU 7");
     refused("priority=10 devices=1,9", "there is no GPU 9");
+    refused(
+        "priority=10 devices=1",
+        "the program works on GPU 0, and the list of those that its memory may lie on leaves that out; devices=0,1 has it as well",
+    );
     refused("priority=10 priority=11", "is given twice");
     refused("priority=101", "not a whole number from 0 to 100");
     refused("log=dbug", "neither a level nor a part of gpupool");

@@ -311,7 +311,8 @@ fn print(all: &[Told], json: bool, did: &str) -> Result<(), Failure> {
             complain(&format!("process {pid} ({name}): {error}"));
             continue;
         }
-        if json {
+        // Of one that had nothing there is nothing to tell.
+        if json || *bytes == 0 && stayed.is_empty() {
             continue;
         }
         let seconds = *microseconds as f64 * 1e-6;

@@ -2,18 +2,18 @@
 //! reads them here, so that none takes for alive what the others do not. No process is asked anything.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpupool_config::parse_duration;
 use gpupool_metrics::folder::{Entry, Folder, Roots};
-use gpupool_metrics::{Identity, Life, Snapshot, Unreadable, identify, may_be_of, read};
-use serde::Serialize;
+use gpupool_metrics::{Identity, Life, Place, Snapshot, Unreadable, identify, may_be_of, read};
+use serde::{Serialize, Serializer};
 
 use crate::failure;
 
 /// A process that has a page.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Listed {
     /// Whether it runs.
     pub state: Life,
@@ -22,8 +22,22 @@ pub struct Listed {
     /// Where the page lies.
     pub page: PathBuf,
     /// What stands there.
-    #[serde(flatten)]
     pub told: Snapshot,
+}
+
+/// As the page has it, with what people are told that it does.
+impl Serialize for Listed {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Row<'a> {
+            state: &'static str,
+            owner: u32,
+            page: &'a Path,
+            #[serde(flatten)]
+            told: &'a Snapshot,
+        }
+        Row { state: self.word(), owner: self.owner, page: &self.page, told: &self.told }.serialize(serializer)
+    }
 }
 
 /// What tells listed processes apart, also those that one process was. With the owner of the page: whoever writes one can give it any
@@ -40,6 +54,22 @@ impl Listed {
     /// What it does, for people. One that is suspended waits, whether or not it is stopped as well.
     pub fn word(&self) -> &'static str {
         if self.told.levels.suspended > 0 { "suspended" } else { self.state.word() }
+    }
+
+    /// Bytes of GPUs and of the host that its live blocks take, and what it made itself (`cuMemCreate`).
+    pub fn used(&self) -> u64 {
+        self.in_memory(|place| place.used)
+    }
+
+    /// The same with freed memory that the pool keeps.
+    pub fn held(&self) -> u64 {
+        self.in_memory(|place| place.held)
+    }
+
+    /// What lies on a disk is in no memory.
+    fn in_memory(&self, of: fn(&Place) -> u64) -> u64 {
+        let places = self.told.levels.places.rows.iter().filter(|place| !place.on_disk);
+        places.fold(0, |sum, place| sum.saturating_add(of(place)).saturating_add(place.own))
     }
 }
 
@@ -142,9 +172,10 @@ impl Pages {
         look
     }
 
-    /// Says on stderr what was not read, as long as it is there only once.
+    /// Says on stderr what was not read, as long as it is there only once. What a process left that is gone was removed, and is nobody's concern.
     pub fn complain(&mut self, look: &Look) {
-        let now: BTreeSet<String> = look.skipped.iter().map(|skipped| skipped.why.clone()).collect();
+        let unread = look.skipped.iter().filter(|skipped| skipped.reason != GONE);
+        let now: BTreeSet<String> = unread.map(|skipped| skipped.why.clone()).collect();
         now.difference(&self.said).for_each(|why| failure::complain(why));
         self.said = now;
     }
@@ -218,7 +249,6 @@ mod tests {
     use std::cell::RefCell;
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
-    use std::path::Path;
 
     /// The bytes of a page, as a process would have written them.
     struct Bytes(RefCell<Vec<u8>>);

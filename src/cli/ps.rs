@@ -133,14 +133,13 @@ fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)]) -> String {
     let uuids = pages::differently_numbered(rows.iter().map(|row| &row.told));
     let mut table = Table::new(&["pid", "state", "mode", "priority", "held", "used", "name"], b"rllrrrl", BELOW);
     for row @ Listed { told, .. } in rows {
-        let sum = |of: fn(&gpupool_metrics::Place) -> u64| told.levels.places.rows.iter().map(of).sum::<u64>();
         let cells = vec![
             told.process.identity.pid.to_string(),
             row.word().to_owned(),
             told.levels.mode.clone(),
             told.levels.priority.to_string(),
-            format_size(sum(|place| place.held)),
-            format_size(sum(|place| place.used)),
+            format_size(row.held()),
+            format_size(row.used()),
             told.process.name.clone(),
         ];
         let mut more = listed("", &below(told));
@@ -160,13 +159,13 @@ fn listed(label: &str, parts: &[String]) -> Vec<String> {
     if parts.is_empty() { Vec::new() } else { terminal::list(label, parts, terminal::width() - BELOW) }
 }
 
-/// What a process has elsewhere than on the GPU that it was allocated for.
+/// What a process has on GPUs that it was not allocated for. The host lends nobody's memory: what lies there is told as far.
 fn borrows(told: &Snapshot) -> Vec<String> {
     let loans = &told.levels.loans;
     let of = |loan: &gpupool_metrics::Loan| {
         format!("{} of {} for gpu{}", format_size(loan.bytes), loan.lender(), loan.borrower)
     };
-    let mut all: Vec<String> = loans.rows.iter().map(of).collect();
+    let mut all: Vec<String> = loans.rows.iter().filter(|loan| !loan.on_host).map(of).collect();
     all.extend((loans.more > 0).then(|| format!("{} more", loans.more)));
     all
 }

@@ -123,8 +123,34 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 /// and again has none the first time.
 fn no_images(settings: &Settings) -> Option<String> {
     let folder = settings.restore.as_ref()?;
-    let why = gpupool_store::list(folder).err()?;
+    let why = match gpupool_store::list(folder) {
+        Err(why) => why.to_string(),
+        Ok(listed) if listed.is_empty() => instead_of(folder)?,
+        Ok(_) => return None,
+    };
     Some(format!("GPUPOOL_RESTORE={}: nothing comes back from there: {why}", folder.display()))
+}
+
+/// Which folder was meant by one without images that is an image itself, or that has folders with images. Those of the ranks of a job, which has no image as a whole yet, are none of them,
+/// nor what suspended programs have.
+fn instead_of(folder: &Path) -> Option<String> {
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    if let Some(number) = gpupool_store::number_of(&name(folder))
+        && let Some(around) = folder.parent()
+        && gpupool_store::list(around).is_ok_and(|all| all.iter().any(|listed| listed.generation == number))
+    {
+        return Some(format!(
+            "it is one image; name the folder around it, {}, of which the newest whole image comes back",
+            around.display()
+        ));
+    }
+    if gpupool_store::jobs(folder).is_ok_and(|jobs| !jobs.is_empty()) {
+        return None;
+    }
+    let is_meant = |name: &String| !name.starts_with("rank-") && !name.starts_with("suspended-");
+    let below: Vec<String> = gpupool_store::folders_in(folder).ok()?.into_iter().filter(is_meant).collect();
+    let first = below.first()?;
+    Some(format!("it has no image, and {} has some: name that", folder.join(first).display()))
 }
 
 fn become_it(mut command: Command) -> std::io::Error {

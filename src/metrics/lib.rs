@@ -45,7 +45,9 @@ pub use model::{
 /// Labels that a page has room for.
 pub const LABELS: usize = layout::LABELS;
 pub use page::{Memory, Page};
-pub use process::{Identity, Life, Started, Stat, has_living_thread, is_all_ending, lineage, may_be_of, started, stat};
+pub use process::{
+    Identity, Life, Lineage, Started, Stat, has_living_thread, is_all_ending, lineage, may_be_of, started, stat,
+};
 pub use reader::{Source, Unreadable, identify, moves, read};
 pub use runs::{Environment, Maps, Runs, is_kernel, runs};
-pub use siblings::Member;
+pub use siblings::{Member, beside};

@@ -84,24 +84,43 @@ pub fn stat(pid: u32) -> Option<Stat> {
     look(&format!("/proc/{pid}/stat")).ok().flatten()
 }
 
-/// The parent of a process and the session that it is in. `None`: it cannot be seen.
-pub fn lineage(pid: u32) -> Option<(u32, u32)> {
+/// Where a process stands among others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lineage {
+    /// Who started it or, once that one has ended, whom it was left to.
+    pub parent: u32,
+    /// Its process group: what a shell takes for one job, and what a script and all that it starts are.
+    pub group: u32,
+    /// The session that it is in.
+    pub session: u32,
+}
+
+/// See [`Lineage`]. `None`: it cannot be seen.
+pub fn lineage(pid: u32) -> Option<Lineage> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = text.rsplit(')').next()?.split_whitespace();
-    // Behind the name come the state, the parent, the process group and the session.
-    let parent = fields.nth(1)?.parse().ok()?;
-    Some((parent, fields.nth(1)?.parse().ok()?))
+    let mut fields = text.rsplit(')').next()?.split_whitespace().skip(1);
+    let mut next = || fields.next()?.parse().ok();
+    Some(Lineage { parent: next()?, group: next()?, session: next()? })
 }
 
 /// How a process was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Started {
-    /// By whom, past shells that stand between.
+    /// By whom, past shells that stand between; 1 where that one has ended.
     pub by: u32,
+    /// In which process group.
+    group: u32,
     /// In which session.
-    pub session: u32,
+    session: u32,
     /// How many shells those are.
     shells: u32,
+}
+
+impl Started {
+    /// Whether both were started alike but for their process groups: some launchers give each rank one of its own.
+    pub fn is_like(&self, other: &Self) -> bool {
+        Self { group: other.group, ..*self } == *other
+    }
 }
 
 /// See [`Started`]. `None`: it cannot be seen.
@@ -110,16 +129,21 @@ pub struct Started {
 /// one that its session begins with: what somebody types into a terminal, or a scheduler's script starts, is started by that shell. Programs of which one stands behind
 /// a shell and another one does not were started in different ways.
 pub fn started(pid: u32) -> Option<Started> {
-    let (mut by, session) = lineage(pid)?;
-    let (mut child, mut shells) = (pid, 0);
+    let Lineage { parent, group, session } = lineage(pid)?;
+    let is_of_session = |pid: u32| lineage(pid).is_some_and(|other| other.session == session);
+    // Who is left alone is given to the first process of the machine, or to one of another session (systemd's of this user) that takes such processes.
+    if parent <= 1 || (pid != session && !is_of_session(parent)) {
+        return Some(Started { by: 1, group, session, shells: 0 });
+    }
+    let (mut by, mut child, mut shells) = (parent, pid, 0);
     while by > 1 && by != session && is_shell_around(by, child) {
         match lineage(by) {
-            Some((above, of_session)) if above > 1 && of_session == session => (child, by) = (by, above),
+            Some(above) if above.parent > 1 && above.session == session => (child, by) = (by, above.parent),
             _ => break,
         }
         shells += 1;
     }
-    Some(Started { by, session, shells })
+    Some(Started { by, group, session, shells })
 }
 
 /// Whether this process is a shell that has started that one and no other of the same program.

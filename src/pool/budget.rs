@@ -48,8 +48,10 @@ pub(crate) struct Budget {
     held: u64,
     /// Under live blocks and what the front keeps.
     used: u64,
-    /// The highest `used` with nothing kept, and so never exceeded by live blocks.
+    /// The highest `used` with nothing kept and without `left_out`, and so never exceeded by live blocks of the program's.
     peak_used: u64,
+    /// The part of `used` that makes no peak ([`crate::Pool::note_peaks_without`]).
+    left_out: u64,
     /// The highest `used` in this cycle of the program's and in the one before ([`crate::Pool::begin_cycle`]).
     recent: [u64; 2],
     /// Promised to growth under way; it does not exist yet, or not for certain.
@@ -85,6 +87,7 @@ impl Budget {
             held: 0,
             used: 0,
             peak_used: 0,
+            left_out: 0,
             recent: [0; 2],
             promised: 0,
             leaving: 0,
@@ -303,8 +306,14 @@ impl Budget {
     }
 
     pub fn note_peak(&mut self) {
-        self.peak_used = self.peak_used.max(self.used);
-        self.recent[0] = self.recent[0].max(self.used);
+        let used = self.used.saturating_sub(self.left_out);
+        self.peak_used = self.peak_used.max(used);
+        self.recent[0] = self.recent[0].max(used);
+    }
+
+    /// So much of what is in use makes no peak.
+    pub fn leave_out(&mut self, bytes: u64) {
+        self.left_out = bytes;
     }
 
     pub fn put_back(&mut self, bytes: u64) {

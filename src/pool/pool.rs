@@ -556,11 +556,16 @@ impl<B: Backend> Pool<B> {
         records
     }
 
+    /// From now on so much of what is asked for, and of what is in use at each place, is no memory of the program's, and the most that the program had does not count it.
+    pub fn note_peaks_without(&self, bytes: u64, at: impl Fn(Place) -> u64) {
+        self.lock().note_peaks_without(bytes, at);
+    }
+
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
         let mut state = self.lock();
         let mut usage = state.usage(&self.front.sums(), &self.registry);
-        self.count_small(&mut usage, state.peak_large_bytes());
+        self.count_small(&mut usage, state.peak_large_bytes(), state.left_out());
         // Nothing else is told of a disk, in a process that never stores anything.
         usage.places.retain(|place| !place.place.is_stored() || place.peak_used > 0);
         // Memory of the host is told as one.

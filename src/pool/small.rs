@@ -351,12 +351,13 @@ impl<B: Backend> Pool<B> {
     /// Puts small blocks into the place of their slabs. The caller holds the pool's lock.
     ///
     /// What all threads had at once at most nobody knows, since they do not meet. It is no more than what each had at most, with the
-    /// most that larger blocks had (`peak_large`), and no more than if slabs counted whole.
-    pub(crate) fn count_small(&self, usage: &mut Usage, peak_large: u64) {
+    /// most that larger blocks had (`peak_large`), and no more than if slabs counted whole; `left_out` of what lives makes no peak.
+    pub(crate) fn count_small(&self, usage: &mut Usage, peak_large: u64, left_out: u64) {
         let Some(small) = self.slabs.sums() else { return };
         usage.live_blocks = (usage.live_blocks + small.blocks).saturating_sub(small.slabs);
         usage.live_bytes = (usage.live_bytes + small.bytes).saturating_sub(small.slab_bytes);
-        usage.peak_live_bytes = usage.peak_live_bytes.min(peak_large + small.peak_bytes).max(usage.live_bytes);
+        let least = usage.live_bytes.saturating_sub(left_out);
+        usage.peak_live_bytes = usage.peak_live_bytes.min(peak_large + small.peak_bytes).max(least);
         usage.allocations = (usage.allocations + small.allocations).saturating_sub(small.taken);
         usage.reuses = (usage.reuses + small.allocations).saturating_sub(small.grown + small.reused);
         for (place, frames) in usage.places.iter_mut().zip(&small.empty) {

@@ -163,10 +163,12 @@ struct Totals {
     out_bytes: u64,
     /// The lowest `out_bytes` since [`State::least_out_bytes`] was asked.
     least_out_bytes: u64,
-    /// The highest `out_bytes` without any credit, and so never exceeded by live blocks.
+    /// The highest `out_bytes` without any credit and without `left_out`, and so never exceeded by live blocks of the program's.
     peak_live_bytes: u64,
-    /// The highest `out_bytes` without slabs. Credit may be in it.
+    /// The highest `out_bytes` without slabs and `left_out`. Credit may be in it.
     peak_large_bytes: u64,
+    /// The part of `out_bytes` that makes no peak ([`crate::Pool::note_peaks_without`]).
+    left_out: u64,
     allocations: u64,
     reuses: u64,
     trimmed_bytes: u64,
@@ -242,7 +244,7 @@ impl<H: Copy> State<H> {
         totals.reuses += u64::from(reused);
         totals.blocks += 1;
         totals.out_bytes += request.bytes;
-        totals.peak_live_bytes = totals.peak_live_bytes.max(totals.out_bytes);
+        totals.peak_live_bytes = totals.peak_live_bytes.max(totals.out_bytes.saturating_sub(totals.left_out));
         self.turn += 1;
 
         let (mut on_peers, mut on_host) = (0, 0);
@@ -306,7 +308,21 @@ impl<H: Copy> State<H> {
     /// Notes how much is out without slabs, which have so many bytes of it: whenever `out_bytes` rose.
     pub fn note_large(&mut self, slabs: u64) {
         let totals = &mut self.totals;
-        totals.peak_large_bytes = totals.peak_large_bytes.max(totals.out_bytes.saturating_sub(slabs));
+        let large = totals.out_bytes.saturating_sub(slabs).saturating_sub(totals.left_out);
+        totals.peak_large_bytes = totals.peak_large_bytes.max(large);
+    }
+
+    /// See [`crate::Pool::note_peaks_without`].
+    pub fn note_peaks_without(&mut self, bytes: u64, at: impl Fn(Place) -> u64) {
+        self.totals.left_out = bytes;
+        for budget in &mut self.budgets {
+            budget.leave_out(at(budget.place));
+        }
+    }
+
+    /// Bytes asked for that make no peak.
+    pub fn left_out(&self) -> u64 {
+        self.totals.left_out
     }
 
     /// The most that was out at once without slabs, or somewhat more.

@@ -77,7 +77,8 @@ fn leaving_name_of(generation: u64) -> String {
 /// More images than anybody writes: a folder with a higher number is somebody else's, and would leave none for the next image.
 const MOST: u64 = 1_000_000_000_000;
 
-fn number_of(name: &str) -> Option<u64> {
+/// Of a folder that is called so.
+pub fn number_of(name: &str) -> Option<u64> {
     let number = name.strip_prefix("gen-")?.parse().ok()?;
     (name_of(number) == name && number < MOST).then_some(number)
 }

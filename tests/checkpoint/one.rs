@@ -53,6 +53,39 @@ fn contexts_that_come_and_go_are_in_no_images_way() {
     ends_well(program);
 }
 
+/// What an image is written from is none of the memory that the program had at most.
+#[test]
+fn copies_that_an_image_is_written_from_are_nothing_that_the_program_had() {
+    let (_around, folder) = store();
+    let run = Run::program("suspended").sim("2x1GiB").env("SIMCUDA_STRICT", "on").env("GPUPOOL_RESERVE", "16MiB");
+    let mut program = run.log().shim().start(None);
+    program.ask("keep 96");
+    let most = |program: &Running| {
+        let page = page_of(&program.session(), program.pid())?;
+        let places = page.levels.places.rows.iter().map(|place| place.peak_used).collect::<Vec<u64>>();
+        Some((page.levels.peak_live_bytes, places))
+    };
+    let before = eventually("a page", || most(&program).filter(|(live, _)| *live >= 96 * MIB));
+    for _ in 0..2 {
+        let told = image(&program, &folder, "--full");
+        assert_eq!(copied(&told), [96, 0, 0], "{told}");
+    }
+    // What it takes then is a peak of its own.
+    program.ask("allocate 32");
+    let after = eventually("the allocation", || most(&program).filter(|(live, _)| *live > before.0));
+    let grown = |grown: u64, by: u64| (by..by + 4 * MIB).contains(&grown);
+    assert!(grown(after.0 - before.0, 32 * MIB), "{before:?} {after:?}");
+    assert!(grown(after.1.iter().sum::<u64>() - before.1.iter().sum::<u64>(), 32 * MIB), "{before:?} {after:?}");
+    assert_eq!(program.ask("end"), "0 wrong");
+    let log = program.log();
+    assert!(program.end().0.success());
+    let log = std::fs::read_to_string(log).unwrap();
+    let exit = log.lines().find(|line| line.contains("\"process.exit\"")).unwrap_or_else(|| panic!("{log}"));
+    let exit: Value = serde_json::from_str(exit).unwrap();
+    let peaks: u64 = exit["peak"].as_array().unwrap().iter().filter_map(|place| place["peak_used"].as_u64()).sum();
+    assert_eq!(peaks, after.1.iter().sum::<u64>(), "{exit}");
+}
+
 /// What `suspended` made of its own, as the newest image has it.
 #[track_caller]
 fn made_is_right(folder: &Path, home: u32, bytes: usize) {

@@ -87,6 +87,19 @@ fn the_command_has_what_has_names_come_back_or_all_of_it_in_its_order() {
     command.args(["run", "--restore", "ordered", "--", "sh", "-c", "cd / && echo $GPUPOOL_RESTORE"]);
     let said = command.current_dir(around.path()).env_remove("LD_PRELOAD").output().unwrap();
     assert_eq!(String::from_utf8(said.stdout).unwrap(), format!("{}\n", ordered.display()));
+
+    // Which folder was meant is said before anything starts.
+    for (named, expected) in [
+        (ordered.join("gen-000001"), format!("it is one image; name the folder around it, {}, ", ordered.display())),
+        (around.path().to_owned(), format!("it has no image, and {} has some", ordered.display())),
+    ] {
+        let mut command = Command::new(harness::artifact_folder().join("gpupool"));
+        command.arg("run").arg("--restore").arg(named).args(["--", "echo", "started"]).env_remove("LD_PRELOAD");
+        let said = command.output().unwrap();
+        let text = String::from_utf8(said.stderr).unwrap();
+        assert_eq!((said.status.code(), said.stdout), (Some(2), Vec::new()), "{text}");
+        assert!(text.lines().count() == 1 && text.contains(&expected), "{text}");
+    }
 }
 
 /// The package as it is installed: its version is written where it is built.

@@ -157,6 +157,95 @@ fn what_cannot_be_read_back_leaves_the_program_suspended_until_it_can() {
     ends_well(program);
 }
 
+/// The end of each file that has memory in it, where what the program made itself is: what is the pool's can be read.
+fn damage(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let is_data = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("data-"));
+    let stored = files(folder).into_iter().filter(is_data);
+    let damage = |path: PathBuf| {
+        let whole = std::fs::read(&path).unwrap();
+        let mut flipped = whole.clone();
+        *flipped.last_mut().unwrap() ^= 4;
+        std::fs::write(&path, flipped).unwrap();
+        (path, whole)
+    };
+    stored.map(damage).collect()
+}
+
+#[test]
+fn what_came_back_before_a_damaged_part_leaves_again_and_all_of_it_comes_once_that_is_mended() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    program.ask("keep 64");
+    assert_eq!(program.ask("make 64"), "made");
+    let left = suspend_to(&program, folder.path());
+    let whole = damage(folder.path());
+    for _ in 0..2 {
+        let why = refused(&program, "resume");
+        assert!(why.contains("data-") && !why.contains("came back"), "{why}");
+        let page = page(&program).unwrap();
+        assert!(page.levels.suspended > 0 && in_memory(&page) == 0, "{page:?}");
+    }
+    let listed: Value = serde_json::from_slice(&gpupool(&program, "ps --json").stdout).unwrap();
+    assert_eq!(listed[0]["state"], "suspended", "{listed}");
+    let shown = String::from_utf8(gpupool(&program, "top --once").stdout).unwrap();
+    assert!(shown.contains("(suspended) "), "{shown}");
+    let row = shown.lines().find(|line| line.contains("(suspended)")).unwrap_or_default();
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(cells[1..6], ["0", "B", "0", "B", "-"], "nothing of it is in memory: {shown}");
+    whole.iter().for_each(|(path, bytes)| std::fs::write(path, bytes).unwrap());
+    assert_eq!(told(&program, "resume")["bytes"], left["bytes"]);
+    goes_on(&mut program);
+    is_right(&mut program);
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+    ends_well(program);
+}
+
+/// As where somebody made room elsewhere meanwhile: the files that were open are in no folder then.
+#[test]
+fn files_that_were_moved_and_put_back_meanwhile_are_removed_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 64");
+    let (to, kept) = (folder.path().join("to"), folder.path().join("kept"));
+    suspend_to(&program, &to);
+    let run = |command: &str, arguments: &[&Path]| {
+        assert!(Command::new(command).args(["-r", "--"]).args(arguments).status().unwrap().success());
+    };
+    run("cp", &[&to, &kept]);
+    run("rm", &[&to]);
+    run("cp", &[&kept, &to]);
+    for path in
+        std::iter::once(to.clone()).chain(files(&to).iter().flat_map(|file| file.ancestors().map(Path::to_owned)))
+    {
+        if path.is_dir() && path.starts_with(&to) {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        }
+    }
+    assert_eq!(told(&program, "resume")["stayed_bytes"], 0);
+    is_right(&mut program);
+    assert_eq!(files(&to), Vec::<PathBuf>::new());
+    ends_well(program);
+}
+
+#[test]
+fn a_program_that_ends_without_what_is_damaged_says_so_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").log().start(None);
+    at_work(&mut program, 1);
+    program.ask("keep 64");
+    assert_eq!(program.ask("make 64"), "made");
+    suspend_to(&program, folder.path());
+    damage(folder.path());
+    let log = program.log();
+    program.tell("exit");
+    let (status, _folder) = program.end();
+    assert_eq!(status.code(), Some(5), "{status}");
+    let log = std::fs::read_to_string(log).unwrap();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("ends without what was put away")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("data-"), "{lines:?}");
+}
+
 #[test]
 fn what_cannot_be_written_leaves_the_program_as_it_was() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! Ranks of a job, which wait for each other on their GPUs: they are suspended together, or one is refused.
 
 use super::{ends_well, suspended};
-use harness::{Running, artifact_folder, at_work, eventually, goes_on, page_of};
+use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, page_of};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -86,6 +86,8 @@ fn one_rank_alone_is_refused_with_the_numbers_of_the_others_unless_that_is_meant
     let message = finding["message"].as_str().unwrap();
     assert!(message.contains(&format!("processes {second}, {third} run as well")), "{message}");
     assert_eq!((message.matches("--job").count(), message.matches("--alone").count()), (1, 1), "{message}");
+    // No call of the program brought it about.
+    assert!(!message.contains("where:"), "{message}");
     // Told once by each that was asked, whoever asks in a loop.
     assert_eq!(ranks.iter().map(causes).collect::<Vec<_>>(), [["siblings"], ["siblings"], ["siblings"]]);
 
@@ -179,4 +181,79 @@ fn that_one_of_several_has_ended_keeps_no_other_one_suspended() {
     assert_eq!(are_suspended(&session, &programs), [false]);
     goes_on(&mut programs[0]);
     programs.into_iter().for_each(ends_well);
+}
+
+/// A program that no launcher has numbered, on this GPU of two.
+fn unnumbered(session: &TempDir, run: Run) -> Run {
+    let run = run.sim("2x320MiB").env("SIMCUDA_MACHINE", session.path().join("machine"));
+    run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "1GiB").log().shim()
+}
+
+#[track_caller]
+fn takes(rank: &mut Running) {
+    let answer = rank.ask("take 8");
+    assert!(answer.parse::<u64>().is_ok(), "{answer}");
+}
+
+/// The numbers of processes that have something, once there are so many.
+fn with_memory(session: &TempDir, count: usize) -> Vec<u64> {
+    eventually("their pages", || {
+        let rows = done(session, "ps --json");
+        let rows = rows.as_array()?.iter().filter(|row| row["levels"]["live_bytes"] == 8 << 20);
+        let pids: Vec<u64> = rows.filter_map(|row| row["process"]["identity"]["pid"].as_u64()).collect();
+        (pids.len() == count).then_some(pids)
+    })
+}
+
+/// Whichever of these is named, or none, all of them are suspended and come back.
+#[track_caller]
+fn are_one_job(session: &TempDir, pids: &[u64]) {
+    let named = pids.iter().map(|pid| format!("--job {pid}")).chain(["--job".to_owned()]);
+    for job in named {
+        for command in ["suspend --wait 60s --to host", "resume"] {
+            let told = done(session, &format!("{command} --json {job}"));
+            let told: Vec<u64> = told.as_array().unwrap().iter().filter_map(|row| row["pid"].as_u64()).collect();
+            assert_eq!(told, pids, "{command} {job}");
+        }
+    }
+}
+
+#[test]
+fn two_ranks_on_one_gpu_and_a_third_on_another_are_one_job_whichever_is_named() {
+    let session = tempfile::tempdir().unwrap();
+    let rank = |gpu: u32| unnumbered(&session, Run::program("neighbour").arg(gpu.to_string()));
+    let mut ranks = [0, 0, 1].map(|gpu| rank(gpu).start(Some(session.path())));
+    ranks.iter_mut().for_each(takes);
+    let pids = with_memory(&session, 3);
+    are_one_job(&session, &pids);
+    let folder = session.path().join("images");
+    let image = gpupool(session.path(), &format!("checkpoint --json --job {} {}", pids[0], folder.display()));
+    let told: Value = serde_json::from_slice(&image.stdout).unwrap_or_else(|_| panic!("{image:?}"));
+    assert_eq!(told["ranks"].as_array().map(Vec::len), Some(3), "{told}");
+    // One that looks like them and is none is named.
+    let other = unnumbered(&session, Run::program("neighbour").arg("0")).env("CUDA_VISIBLE_DEVICES", "1");
+    let mut other = other.start(Some(session.path()));
+    takes(&mut other);
+    with_memory(&session, 4);
+    let ended = gpupool(session.path(), &format!("suspend --wait 60s --to host --job {}", pids[2]));
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    let line = format!("process {} runs the same and is not of the job", other.pid());
+    assert!(ended.status.success() && said.contains(&line) && said.contains("it sees other GPUs"), "{said}");
+    done(&session, &format!("resume --json --job {}", pids[0]));
+}
+
+/// As behind a shell that starts them and ends.
+#[test]
+fn ranks_whose_parent_has_ended_are_one_job_still() {
+    let session = tempfile::tempdir().unwrap();
+    let rank = |gpu: u32| {
+        let shell = Run::command("sh").arg("-c").arg(format!("exec 3<&0; \"$0\" {gpu} <&3 3<&- & exit 0"));
+        let mut shell = unnumbered(&session, shell.arg(harness::program("neighbour"))).start(Some(session.path()));
+        takes(&mut shell);
+        shell
+    };
+    let ranks = [rank(0), rank(1)];
+    let pids = with_memory(&session, 2);
+    are_one_job(&session, &pids);
+    drop(ranks);
 }

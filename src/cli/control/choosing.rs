@@ -1,13 +1,14 @@
 //! Which processes a command asks: by their numbers, or all ranks of a job; and why one with such a number cannot be asked.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 
 use gpupool_config::{Mode, Settings, Toggle};
-use gpupool_metrics::{Environment, Life, Maps, Member, may_be_of, started, stat};
+use gpupool_metrics::{Environment, Life, Maps, Member, beside, may_be_of, runs, started, stat};
 use rustix::process::geteuid;
 
 use super::asking::{FROZEN, stopped};
-use crate::failure::Failure;
+use crate::failure::{Failure, complain};
 use crate::pages::{Listed, Pages};
 use crate::words::UNSEEN;
 
@@ -76,17 +77,54 @@ fn unknown(pid: u32) -> String {
 }
 
 /// The processes that a command is to ask: those with these numbers or, with `--job`, all ranks of the job that the one which is named belongs to, or of the only one there is.
+/// Who might be taken for one of the job and is not is named on stderr.
 ///
 /// # Errors
 /// As of [`find`], [`job_of`] and [`job_here`]; or nothing is named.
 pub fn named(pids: &[u32], is_job: bool) -> Result<Vec<Listed>, Failure> {
-    match pids {
-        [] if is_job => job_here(),
-        [] => Err(Failure::usage("name a process, as gpupool ps lists them".to_owned())),
-        [pid] if is_job => job_of(*pid),
-        _ if is_job => Err(Failure::usage("--job takes one process of the job".to_owned())),
-        _ => find(pids),
+    let job = match pids {
+        [] if is_job => job_here()?,
+        [] => return Err(Failure::usage("name a process, as gpupool ps lists them".to_owned())),
+        [pid] if is_job => job_of(*pid)?,
+        _ if is_job => return Err(Failure::usage("--job takes one process of the job".to_owned())),
+        _ => return find(pids),
+    };
+    left_out(&job).iter().for_each(|line| complain(line));
+    Ok(job)
+}
+
+/// Who was started as these ranks of a job were, runs the same, and is none of them; and why not.
+fn left_out(job: &[Listed]) -> Vec<String> {
+    let Some(one) = job.first().map(|row| &row.told) else { return Vec::new() };
+    let pid = one.process.identity.pid;
+    // The launcher has said that it started one alone.
+    if one.process.world == Some(1) {
+        return Vec::new();
     }
+    let gpus = |row: &Listed| row.told.levels.gpus.rows.iter().map(|gpu| gpu.uuid).collect::<BTreeSet<_>>();
+    let (own, own_runs) = (started(pid), runs(pid));
+    let is_alike = |row: &&Listed| {
+        let process = &row.told.process;
+        row.owner == job[0].owner
+            && row.state != Life::Elsewhere
+            && process.name == one.process.name
+            && job.iter().all(|rank| rank.key() != row.key())
+            && own.zip(started(process.identity.pid)).is_some_and(|(own, other)| own.is_like(&other))
+            && own_runs.as_ref().zip(runs(process.identity.pid)).is_none_or(|(own, other)| own.may_be_same_as(&other))
+    };
+    let line = |row: &Listed| {
+        let process = &row.told.process;
+        let why = match (one.process.rank, process.rank) {
+            (Some(_), None) => "its launcher gave it no number (LOCAL_RANK and the like)".to_owned(),
+            (None, Some(rank)) => format!("its launcher says that it is rank {rank} of one"),
+            (Some(_), Some(_)) => "its launcher says that there are more or fewer ranks".to_owned(),
+            (None, None) if row.told.contexts.rows.is_empty() => "it works on no GPU".to_owned(),
+            (None, None) if gpus(row) != gpus(&job[0]) => "it sees other GPUs".to_owned(),
+            (None, None) => "it is of another process group, or works on the same GPUs as each of it".to_owned(),
+        };
+        format!("process {} runs the same and is not of the job of process {pid}: {why}", process.identity.pid)
+    };
+    Pages::new().look().rows.iter().filter(is_alike).map(line).collect()
 }
 
 /// The ranks of the job that a process belongs to, by their numbers: what the same launcher started for the same user.
@@ -98,7 +136,7 @@ fn job_of(pid: u32) -> Result<Vec<Listed>, Failure> {
     let process = &one.told.process;
     let Some(ranks) = ranks_beside(&one, Pages::new().look().rows) else {
         return Err(Failure::usage(format!(
-            "process {pid} has no number in a job (LOCAL_RANK and the like), and nothing beside it runs the same on other GPUs; name all processes that belong together"
+            "process {pid} has no number in a job (LOCAL_RANK and the like), and nothing that was started as it was runs the same on other GPUs; name all processes that belong together"
         )));
     };
     let numbers: Vec<u32> = ranks.iter().filter_map(|row| row.told.process.rank).collect();
@@ -117,15 +155,17 @@ fn job_of(pid: u32) -> Result<Vec<Listed>, Failure> {
 }
 
 /// Which of these are ranks of the same job as this one, which is one of them: by their numbers, what the same launcher started for the same user; where no launcher gave it a
-/// number, what looks like a rank beside it ([`Member`]). `None`: it has neither.
+/// number, what looks like a rank beside it ([`Member`]), by its process's number. `None`: it has neither. Whichever of a job is asked about, they are the same.
 fn ranks_beside(one: &Listed, rows: Vec<Listed>) -> Option<Vec<Listed>> {
     let process = &one.told.process;
     if process.rank.is_none() {
         let own = Member::of(&one.told)?;
-        let is_beside =
-            |row: &Listed| row.owner == one.owner && row.state != Life::Elsewhere && own.is_beside(&row.told);
-        let beside: Vec<Listed> = rows.into_iter().filter(is_beside).collect();
-        return (!beside.is_empty()).then(|| std::iter::once(one.clone()).chain(beside).collect());
+        let (mut all, _): (Vec<Listed>, Vec<_>) =
+            rows.into_iter().partition(|row| row.owner == one.owner && row.state != Life::Elsewhere);
+        let others: BTreeSet<u32> =
+            beside(&own, all.iter().map(|row| &row.told)).iter().map(|told| told.process.identity.pid).collect();
+        all.retain(|row| row.key() == one.key() || others.contains(&row.told.process.identity.pid));
+        return (!others.is_empty()).then_some(all);
     }
     // Whatever else its parent started with a number, the launcher started one for this host.
     if process.world == Some(1) {
@@ -138,7 +178,7 @@ fn ranks_beside(one: &Listed, rows: Vec<Listed>) -> Option<Vec<Listed>> {
             && row.state != Life::Elsewhere
             && other.rank.is_some()
             && other.world == process.world
-            && started(other.identity.pid) == Some(own)
+            && started(other.identity.pid).is_some_and(|started| started.is_like(&own))
     };
     let mut ranks: Vec<Listed> = rows.into_iter().filter(is_rank).collect();
     ranks.sort_by_key(|row| row.told.process.rank);
@@ -183,25 +223,31 @@ pub fn how_together(one: &Listed, rows: &[Listed], ranks: &[u32]) -> String {
 /// # Errors
 /// There are none, or of several jobs.
 fn job_here() -> Result<Vec<Listed>, Failure> {
-    let look = Pages::new().look();
+    let rows = Pages::new().look().rows;
     let own = geteuid().as_raw();
-    let is_rank = |row: &&Listed| {
-        let process = &row.told.process;
-        row.owner == own && row.state != Life::Elsewhere && process.rank.is_some() && !process.identity.life().is_over()
-    };
-    let pids: Vec<u32> = look.rows.iter().filter(is_rank).map(|row| row.told.process.identity.pid).collect();
-    let Some(first) = pids.first() else {
-        return Err(Failure::usage(
-            "no process of this user here has a number in a job (LOCAL_RANK and the like) and is seen to run under gpupool (one with GPUPOOL_METRICS=off is not); name \
-             all processes that belong together"
+    let pid = |row: &Listed| row.told.process.identity.pid;
+    let mut first: Option<(u32, Vec<u32>)> = None;
+    for row in &rows {
+        let is_any = row.owner == own && row.state != Life::Elsewhere && !row.told.process.identity.life().is_over();
+        let is_known = || first.as_ref().is_some_and(|(_, job)| job.contains(&pid(row)));
+        if !is_any || is_known() {
+            continue;
+        }
+        let Some(job) = ranks_beside(row, rows.clone()) else { continue };
+        if let Some((other, _)) = first {
+            return Err(Failure::usage(format!(
+                "ranks of several jobs are here, as processes {other} and {}; name one process of the job that is meant",
+                pid(row)
+            )));
+        }
+        first = Some((pid(row), job.iter().map(pid).collect()));
+    }
+    match first {
+        Some((pid, _)) => job_of(pid),
+        None => Err(Failure::usage(
+            "no process of this user here that is seen to run under gpupool (one with GPUPOOL_METRICS=off is not) has a number in a job (LOCAL_RANK and the like), and no two look like \
+             ranks of one; name all processes that belong together"
                 .to_owned(),
-        ));
-    };
-    let ranks = job_of(*first)?;
-    match pids.iter().find(|pid| ranks.iter().all(|rank| rank.told.process.identity.pid != **pid)) {
-        None => Ok(ranks),
-        Some(other) => Err(Failure::usage(format!(
-            "ranks of several jobs are here, as processes {first} and {other}; name one process of the job that is meant"
-        ))),
+        )),
     }
 }

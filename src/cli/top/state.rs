@@ -32,18 +32,6 @@ impl Shown {
         self.told().process.identity.pid
     }
 
-    fn sum(&self, of: impl Fn(&gpupool_metrics::Place) -> u64) -> u64 {
-        self.told().levels.places.rows.iter().map(of).fold(0, u64::saturating_add)
-    }
-
-    pub fn used(&self) -> u64 {
-        self.sum(|place| place.used)
-    }
-
-    pub fn held(&self) -> u64 {
-        self.sum(|place| place.held)
-    }
-
     /// Bytes that lie elsewhere than on the GPU that uses them.
     pub fn far(&self) -> u64 {
         let residence = &self.told().levels.residence;
@@ -185,8 +173,8 @@ impl State {
         let sort = self.sort;
         self.rows.sort_by(|one, other| {
             let down = match sort {
-                Sort::Used => other.used().cmp(&one.used()),
-                Sort::Held => other.held().cmp(&one.held()),
+                Sort::Used => other.listed.used().cmp(&one.listed.used()),
+                Sort::Held => other.listed.held().cmp(&one.listed.held()),
                 Sort::Far => other.far().cmp(&one.far()),
                 Sort::Moved => {
                     let moved = |row: &Shown| row.rates.map_or(0.0, |rates| rates.moved());

@@ -82,7 +82,7 @@ gpu1        ███▒····················  20.0 GiB of 14
 host0       █·······················  10.0 GiB of 256.0 GiB
 
     pid       used        far    moved/s  ctx name
-    812  150.0 GiB   30.0 GiB    1.5 GiB   2! train
+    812  153.0 GiB   30.0 GiB    1.5 GiB   2! train
      77    4.0 GiB          -          -    1 serve
 
 GP001  pid 812, 12.0 s ago: a context on GPU 1 was made by c
@@ -98,7 +98,7 @@ gpu1        ██████▒▒······················
 host0       ██··········································  10.0 GiB of 256.0 GiB
 
     pid rank       used       held        far    moved/s  ctx name
-    812    1  150.0 GiB  167.0 GiB   30.0 GiB    1.5 GiB   2! train
+    812    1  153.0 GiB  170.0 GiB   30.0 GiB    1.5 GiB   2! train
      77         4.0 GiB    4.0 GiB          -          -    1 serve
 
 GP001  pid 812, 12.0 s ago: a context on GPU 1 was made by cudaSetDevice and not
@@ -109,7 +109,7 @@ q leave  ↑↓ choose  Enter details  s sort  r turn  / filter  ?
 
 const AT_200: &str = "\
     pid rank     state    mode       used       held        far    moved/s moves/s  lost     pinned  ctx name
-    812    1   running    pool  150.0 GiB  167.0 GiB   30.0 GiB    1.5 GiB     3.0 12.0%    8.0 GiB   2! train
+    812    1   running    pool  153.0 GiB  170.0 GiB   30.0 GiB    1.5 GiB     3.0 12.0%    8.0 GiB   2! train
      77        running    pool    4.0 GiB    4.0 GiB          -          -       -     -    8.0 GiB    1 serve
 ";
 

@@ -272,8 +272,8 @@ const COLUMNS: [Column; 11] = [
     },
     Column { heading: "state", width: 9, from: 100, cell: |row| row.listed.word().to_owned() },
     Column { heading: "mode", width: 7, from: 130, cell: |row| clean(&row.told().levels.mode) },
-    Column { heading: "used", width: 10, from: 0, cell: |row| format_size(row.used()) },
-    Column { heading: "held", width: 10, from: 80, cell: |row| format_size(row.held()) },
+    Column { heading: "used", width: 10, from: 0, cell: |row| format_size(row.listed.used()) },
+    Column { heading: "held", width: 10, from: 80, cell: |row| format_size(row.listed.held()) },
     Column { heading: "far", width: 10, from: 0, cell: |row| size_or_none(row.far()) },
     Column {
         heading: "moved/s",
@@ -325,16 +325,16 @@ fn processes(state: &State, area: Rect, buffer: &mut Buffer) {
     let room = usize::from(area.width.saturating_sub(taken + CONTEXTS + 1).max(LEAST));
     let name = |row: &Shown| {
         let name = clean(&row.told().process.name);
-        let state = row.listed.state;
+        let word = row.listed.word();
         // In front, where no name is so long that nobody sees it.
-        let mark = if has_state || state == Life::Running { String::new() } else { format!("({}) ", state.word()) };
+        let mark = if has_state || word == Life::Running.word() { String::new() } else { format!("({word}) ") };
         format!("{mark}{}", shorten(&name, room.saturating_sub(terminal::columns(&mark))))
     };
     let visible = state.visible();
     let rows = visible.iter().map(|row| {
         let cells = columns.iter().map(|column| right((column.cell)(row), column.width));
         let cells = cells.chain([right(contexts(row.told()), CONTEXTS), name(row)]);
-        let style = if row.listed.state == Life::Running { Style::new() } else { DIM };
+        let style = if row.listed.word() == Life::Running.word() { Style::new() } else { DIM };
         Row::new(cells).style(style)
     });
     let headings = columns.iter().map(|column| right(column.heading.to_owned(), column.width));
@@ -385,7 +385,7 @@ const KEYS: &[(&str, &str)] = &[
 
 const SIGNS: &[&str] = &[
     "█ in use  ▒ held and free  ▓ made by programs  · the rest",
-    "far: live blocks elsewhere than on the GPU they are for",
+    "used: also what programs made; far: of that, elsewhere",
     "moved/s: bytes that came near or left",
     "lost: the part of the time that far memory costs kernels",
     "ctx: CUDA contexts; ! where one was not used so far",
@@ -442,7 +442,14 @@ fn details(state: &State, row: &Shown, width: usize) -> Vec<Line<'static>> {
     let lies = places.map(|(bytes, place)| format!("{} {place}", format_size(bytes))).join(", ");
     lines.entry("lies", &lies);
     for loan in &told.levels.loans.rows {
-        lines.entry("", &format!("gpu{} borrows {} of {}", loan.borrower, format_size(loan.bytes), loan.lender()));
+        let (gpu, bytes, place) = (loan.borrower, format_size(loan.bytes), loan.lender());
+        // The host lends nobody's memory.
+        let what = if loan.on_host {
+            format!("gpu{gpu} has {bytes} on {place}")
+        } else {
+            format!("gpu{gpu} borrows {bytes} of {place}")
+        };
+        lines.entry("", &what);
     }
     lines.more(told.levels.loans.more);
     let lost = words::time(residence.lost_microseconds as f64 / 1e6);

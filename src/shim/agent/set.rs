@@ -8,11 +8,13 @@ use crate::recall;
 use crate::serve::memory::idle;
 use crate::suspend::bring_home;
 use crate::suspend::vacate::{self, Rest, Vacated, Which};
+use crate::watch::context;
 use crate::{bell, live, log, tiers};
 use gpupool_config::{Devices, Limits, PREFIX, Settings, format_size, read_one};
 use gpupool_events::SettingChange;
 use gpupool_pool::Place;
 use gpupool_wire::control::Change;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// How long the program's GPUs have to come to rest, so that memory can leave one.
@@ -145,8 +147,23 @@ fn check_limits(settings: &Settings, limits: &Limits) -> Result<(), String> {
 fn check_devices(settings: &Settings) -> Result<(), String> {
     match &settings.devices {
         Devices::Auto => check_gpus(settings, &[]),
-        Devices::List(list) => check_gpus(settings, list),
+        Devices::List(list) => check_gpus(settings, list).and_then(|()| check_own(list)),
     }
+}
+
+/// A list has the GPUs that the program works on as well: without one of them its pool would have no memory there, and all of it would lie far.
+fn check_own(list: &[u32]) -> Result<(), String> {
+    let contexts = context::all();
+    let own: BTreeSet<u32> = contexts.iter().map(|context| context.device.ordinal()).collect();
+    let is_lost =
+        |gpu: &&u32| !list.contains(gpu) && open::plan_made().is_some_and(|plan| plan.members.contains_key(gpu));
+    let Some(gpu) = own.iter().find(is_lost) else { return Ok(()) };
+    let whole: BTreeSet<u32> = list.iter().chain(&own).copied().collect();
+    let whole: Vec<String> = whole.iter().map(u32::to_string).collect();
+    Err(format!(
+        "the program works on GPU {gpu}, and the list of those that its memory may lie on leaves that out; devices={} has it as well",
+        whole.join(",")
+    ))
 }
 
 fn change_limit(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {

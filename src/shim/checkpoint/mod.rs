@@ -68,6 +68,8 @@ pub struct Done {
     pub unpooled: u64,
     /// Bytes of kinds that only the driver can place, and that are not in it either.
     pub of_kind: u64,
+    /// Bytes that the program asked for on the host by `cuMemCreate`, and that are not in it either.
+    pub made_on_host: u64,
     /// Bytes of which the GPUs saw that the image before has them, so that they were not copied.
     pub not_copied: u64,
     /// Bytes that were copied to GPUs while it was stopped.
@@ -84,7 +86,7 @@ pub struct Done {
 impl Done {
     /// Bytes of the program's that are not in it, for whatever reason.
     pub fn all_left_out(&self) -> u64 {
-        self.left_out + self.unpooled + self.of_kind
+        self.left_out + self.unpooled + self.of_kind + self.made_on_host
     }
 }
 
@@ -217,6 +219,15 @@ fn told_of(asked: &Asked, begun: Instant, taken: Result<(Written, Done), String>
                         "{} that the program made by cuMemCreate are not in the image, since they are of a kind that only the driver can place (compressed, \
                          shared over a fabric, for sparse textures or for hardware decompression)",
                         format_size(done.of_kind)
+                    ),
+                );
+            }
+            if done.made_on_host > 0 {
+                say(
+                    &asked.folder,
+                    &format!(
+                        "{} that the program made on the host by cuMemCreate are not in the image: what it asks for there is none of the GPUs' memory",
+                        format_size(done.made_on_host)
                     ),
                 );
             }
@@ -503,7 +514,19 @@ fn stopped(
     let stopped = begun.elapsed();
     parts.end("waiting for others");
     parts.tell();
-    let (left_out, unpooled, of_kind) = (subject.left_out, unpooled::bytes(), of_kind::bytes());
-    let done = Done { left_out, unpooled, of_kind, not_copied, to_gpus, to_host, in_stop, stopped, ..Done::default() };
+    let (left_out, unpooled) = (subject.left_out, unpooled::bytes());
+    let (of_kind, made_on_host) = (of_kind::bytes_on_gpus(), of_kind::bytes_on_host());
+    let done = Done {
+        left_out,
+        unpooled,
+        of_kind,
+        made_on_host,
+        not_copied,
+        to_gpus,
+        to_host,
+        in_stop,
+        stopped,
+        ..Done::default()
+    };
     Ok(Stop { sheltered, shuttles, done, total, looked })
 }

@@ -98,8 +98,7 @@ impl Shelter {
     fn copy(&self, batch: &[Span], keys: &[Key]) -> Option<Sheltered> {
         let &Span { owner, gpu, .. } = batch.first()?;
         let bytes = batch.iter().map(|span| span.bytes).sum();
-        let block = self.room(gpu, bytes)?;
-        copies::add(block);
+        let block = copies::make(self.opened, || self.room(gpu, bytes))?;
         let mut at = block.address;
         let mut transfers = Vec::new();
         let mut copies = Vec::new();
@@ -287,6 +286,6 @@ impl Drop for OnGpus {
     fn drop(&mut self) {
         // Whoever copied has waited for it. Waiting for the program's work as well would take as long as its longest kernel.
         let _ = self.opened.pool.free(self.block.address, Free::Lazy);
-        copies::remove(&self.block);
+        copies::remove(self.opened, &self.block);
     }
 }

@@ -269,10 +269,11 @@ fn try_to_ask(&Lacks { gpu: home, bytes, less, since }: &Lacks, borrows: bool) -
             let ahead =
                 if asked_ahead > 0 { format!(" and {} ahead", format_size(asked_ahead)) } else { String::new() };
             let were = |count: usize| if count == 1 { "was" } else { "were" };
+            let pids = asked.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
             let (asked, busy) = (asked.len(), busy.len());
             let processes = if asked == 1 { "process" } else { "processes" };
             let text = format!(
-                "{asked} other {processes} {} asked for {size}{ahead} of GPU {home}, and freed {got}; {silent} did not answer, and {busy} {} answering \
+                "{asked} other {processes} ({pids}) {} asked for {size}{ahead} of GPU {home}, and freed {got}; {silent} did not answer, and {busy} {} answering \
                  others all the time",
                 were(asked),
                 were(busy)

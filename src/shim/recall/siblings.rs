@@ -6,8 +6,8 @@ use crate::watch::context;
 use crate::{live, process, tiers};
 use gpupool_config::{Devices, Mode, Move};
 use gpupool_machine::Uuid;
-use gpupool_metrics::Member;
 use gpupool_metrics::folder::Folder;
+use gpupool_metrics::{Member, beside};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ fn siblings() -> Option<u32> {
         .collect();
     let name = std::env::current_exe().ok()?.file_name()?.to_string_lossy().into_owned();
     let Some(own) = Member::new(std::process::id(), &name, seen, at_work) else { return Some(0) };
-    u32::try_from(neighbours::snapshots(&folder).iter().filter(|told| own.is_beside(told)).count()).ok()
+    u32::try_from(beside(&own, &neighbours::snapshots(&folder)).len()).ok()
 }
 
 /// How many ranks of its job beside this one there are on this host: as the launcher says, or as they are found now.

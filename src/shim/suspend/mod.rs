@@ -45,18 +45,19 @@ use crate::serve::handles::{by_hand, of_kind};
 use crate::serve::ipc;
 use crate::serve::memory::{idle, mempool, places, unpooled};
 use crate::serve::{self, pinned};
-use crate::watch::{context, finding, site};
+use crate::watch::{context, finding};
 use crate::{bell, log, process};
 pub use agreement::{Agreement, Alone};
 pub use copying::{Room, room_on_host};
 use gpupool_config::{Mode, format_size};
 use gpupool_cuda::Driver;
 use gpupool_events::{Finding, HostSettle, ProgramResume, ProgramSuspend};
+use gpupool_pool::Place;
 pub use gpupool_wire::control::Target;
 pub use kept::addresses_left;
 use leaves::Leaves;
 use parking_lot::{Mutex, MutexGuard};
-use parted::Parted;
+use parted::{Parted, living};
 use put::Put;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -124,6 +125,8 @@ static OVER: AtomicU64 = AtomicU64::new(0);
 static IS_PUT: AtomicBool = AtomicBool::new(false);
 /// Whether files of what is back are being removed.
 static IS_REMOVING: AtomicBool = AtomicBool::new(false);
+/// Whether the program ends without what was put away. Its end asks more than once, and would hear of what it has taken away itself, and not of the cause.
+static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
 /// How often something could not be brought back.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
 /// Why not, the last time, and when that was.
@@ -196,7 +199,7 @@ pub fn refuse_alone(ranks: &[u32]) -> String {
     if SAID.lock().insert(SIBLINGS) {
         let what = format!("it was not suspended, and all of its memory stayed: {why}");
         let facts = [("cause", SIBLINGS.to_owned()), ("processes", pids)];
-        finding::make(&Finding::STAYED_SUSPENDED, None, &site::here(), &facts, &what);
+        finding::make_by_itself(&Finding::STAYED_SUSPENDED, None, &facts, &what);
     }
     why
 }
@@ -352,7 +355,7 @@ pub fn suspend_behind(
         if SAID.lock().insert(cause) {
             let what = format!("{} stayed on its GPU while the program was suspended: {text}", format_size(bytes));
             let facts = [("cause", cause.to_owned()), ("bytes", bytes.to_string())];
-            finding::make(&Finding::STAYED_SUSPENDED, None, &site::here(), &facts, &what);
+            finding::make_by_itself(&Finding::STAYED_SUSPENDED, None, &facts, &what);
         }
     }
     Ok(done)
@@ -712,6 +715,7 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
             (moved.saturating_sub(away - stayed), away)
         }
         Err((why, parted)) => {
+            let why = out_again(&held, &parted, put.as_ref(), why);
             *state = Some(Suspended { held, parted, put, settles: None });
             drop(state);
             *FAILED.lock() = Some((why.clone(), Instant::now()));
@@ -739,13 +743,42 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     Ok(Done { moved, stayed, took, ..Done::default() })
 }
 
+/// What came back before the rest could not leaves again, so that a program which stays suspended has nothing on its GPUs: the files have all of it, and nobody has written to it
+/// since. What was in plain memory of the host is gone from there, and stays where it is; why it failed, with how much that is.
+fn out_again(held: &Held, parted: &[Parted], put: Option<&Put>, why: String) -> String {
+    let (Some(opened), Some(driver)) = (open::opened(), process::driver()) else { return why };
+    // The handlers of a program that ends may use what is back.
+    if let Some(stored) = put.and_then(Put::on_disk).filter(|_| !gate::is_ending()) {
+        let target = Target::Folder(stored.folder().to_owned());
+        let leaves = Leaves::Suspended { target: &target, put, full: None };
+        parting::leave(opened, driver, held, leaves, None, &mut |_, _| {});
+        give_back(opened);
+    }
+    let sum = |parted: &[Parted]| parted.iter().map(Parted::bytes).sum::<u64>();
+    let own = by_hand::all();
+    let is_there = |parted: &Parted| {
+        let is_live = |address: u64| own.iter().any(|own| own.address == address);
+        matches!(parted.from(), Place::Gpu(_)) && !matches!(*parted, Parted::Own { address, .. } if !is_live(address))
+    };
+    let mut of_gpus = living(opened, parted.to_vec());
+    of_gpus.retain(is_there);
+    match sum(&of_gpus).saturating_sub(sum(&coming_back::not_back(opened, &of_gpus))) {
+        0 => why,
+        back => format!("{why}; {} of {} came back before that", format_size(back), format_size(sum(&of_gpus))),
+    }
+}
+
 /// Resumes a program where nobody hears why that fails, so that it is told: once, where it stays the same.
 fn resume_unheard() {
+    if IS_GIVEN_UP.load(Ordering::Relaxed) {
+        return;
+    }
     let before = FAILED.lock().as_ref().map(|(why, _)| why.clone());
-    if let Err(why) = resume(&mut |_, _| {})
-        && before.as_ref() != Some(&why)
-    {
-        if gate::is_ending() {
+    let Err(why) = resume(&mut |_, _| {}) else { return };
+    let is_ending = gate::is_ending();
+    IS_GIVEN_UP.store(is_ending, Ordering::Relaxed);
+    if before.as_ref() != Some(&why) {
+        if is_ending {
             tracing::error!(
                 target: "gpupool::memory", about = "suspend",
                 "the program ends without what was put away, because {why}. What it does with that memory at its end fails"
@@ -776,7 +809,8 @@ fn come_back_for_end() {
     }
     let failures = FAILURES.load(Ordering::Acquire);
     let is_over = || STATE.try_lock().is_some_and(|state| state.is_none());
-    while IS_PUT.load(Ordering::SeqCst) && FAILURES.load(Ordering::Acquire) == failures && !is_over() {
+    let is_awaited = || IS_PUT.load(Ordering::SeqCst) && !IS_GIVEN_UP.load(Ordering::Relaxed);
+    while is_awaited() && FAILURES.load(Ordering::Acquire) == failures && !is_over() {
         gate::ask();
         std::thread::sleep(LOOK);
     }

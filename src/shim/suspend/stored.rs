@@ -143,6 +143,10 @@ impl Unnamed {
                 "files of what was stored of this program, which nobody needs any more, could not be removed: {error}"
             );
         }
+        // Who moved the folder and put a copy in its place has files there that are others than those which were open.
+        if folder.exists() {
+            let _ = gpupool_store::keep(&folder, 0);
+        }
         remove_empty(&folder);
     }
 }
