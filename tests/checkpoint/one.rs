@@ -78,7 +78,8 @@ fn copies_that_an_image_is_written_from_are_nothing_that_the_program_had() {
     assert!(grown(after.1.iter().sum::<u64>() - before.1.iter().sum::<u64>(), 32 * MIB), "{before:?} {after:?}");
     assert_eq!(program.ask("end"), "0 wrong");
     let log = program.log();
-    assert!(program.end().0.success());
+    let (status, _folder) = program.end();
+    assert!(status.success(), "{status}");
     let log = std::fs::read_to_string(log).unwrap();
     let exit = log.lines().find(|line| line.contains("\"process.exit\"")).unwrap_or_else(|| panic!("{log}"));
     let exit: Value = serde_json::from_str(exit).unwrap();
