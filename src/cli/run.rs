@@ -148,9 +148,13 @@ fn instead_of(folder: &Path) -> Option<String> {
         return None;
     }
     let is_meant = |name: &String| !name.starts_with("rank-") && !name.starts_with("suspended-");
-    let below: Vec<String> = gpupool_store::folders_in(folder).ok()?.into_iter().filter(is_meant).collect();
-    let first = below.first()?;
-    Some(format!("it has no image, and {} has some: name that", folder.join(first).display()))
+    let below = gpupool_store::folders_in(folder).ok()?.into_iter().filter(is_meant);
+    let below: Vec<String> = below.map(|name| folder.join(name).display().to_string()).collect();
+    match below.as_slice() {
+        [] => None,
+        [one] => Some(format!("it has no image, and {one} has some: name that")),
+        several => Some(format!("it has no image; name one of those in it that have some: {}", several.join(", "))),
+    }
 }
 
 fn become_it(mut command: Command) -> std::io::Error {
