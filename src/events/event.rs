@@ -281,7 +281,7 @@ events! {
         home: u32,
         /// Bytes asked for.
         bytes: u64,
-        /// `block` (`cuMemAlloc`), `handle` (`cuMemCreate`) or `stream` (stream-ordered).
+        /// `block` (`cuMemAlloc`), `handle` (`cuMemCreate`), `stream` (stream-ordered) or `context` (what one takes, about).
         kind: String,
         /// Why there was none, in words.
         why: String,

@@ -3,13 +3,15 @@
 //!
 //! A block is cut from the low end of the best fit: of runs of one size, the one that was freed first, so that what was freed last
 //! has time to be joined with what is freed beside it. What is free is quiet, without exception: a block that ends while a GPU may
-//! still be at work on it waits in a queue until its GPU was waited for, and only who finds no fit waits for that
-//! ([`Arena::release_quiet`]). So lazy frees cost a wait now and then, however many there are, and no slab is made for their sake.
+//! still be at work on it waits in a queue until its GPU was waited for ([`Arena::release_quiet`]). Who finds no fit takes a slab first,
+//! as far as [`Arena::grows_unwaited`] says, and waits only then. So lazy frees cost a wait now and then, however many there are. Rejected: to wait
+//! without a slab, however little there is. A program whose kernel waits for the host hangs in that, and lazy frees are its remedy.
 //!
 //! Blocks of a context are in slabs of their own, because both end together. A slab without blocks stays, if it is the only one
 //! of its context in this arena, so that a program which allocates and frees one block in a loop takes no slab each time.
 
 use crate::bins::{Bins, NIL, list};
+use crate::budget::IN_FLIGHT;
 use crate::place::PlaceId;
 use crate::slab::{Cells, Ground, Kind, Run, Slab, Spot, UNIT};
 use crate::{Block, FRAME};
@@ -52,6 +54,9 @@ struct Queue {
     /// How many of them went with their slabs.
     gone: usize,
 }
+
+/// Bytes of slabs that a context may have without a wait in any case.
+const LITTLE: u64 = 16 << 20;
 
 /// So many blocks that went with their slabs may stand in a queue, or as many as there are others.
 const MOST_GONE: usize = 64;
@@ -292,6 +297,15 @@ impl Arena {
             }
         }
         any
+    }
+
+    /// Whether a slab is taken for this context before its freed blocks are waited for: as long as its slabs are little, or no more than so many times the most
+    /// that ever lived here. It is as with larger blocks ([`IN_FLIGHT`]): a kernel that waits for the host is never over where the host waits for it.
+    pub fn grows_unwaited(&self, owner: u64) -> bool {
+        let least = LITTLE.max(IN_FLIGHT * self.sums.peak_bytes);
+        self.owners
+            .iter()
+            .any(|it| it.owner == owner && it.pending > 0 && it.patience.0 == 0 && u64::from(it.frames) * FRAME < least)
     }
 
     /// Whether any memory of this context's waits.

@@ -32,7 +32,7 @@ struct Ceiling {
 /// For a block that would have to wait for the GPU, memory is made instead as long as no more is held than so many times the most that was ever in use:
 /// what the program works with now, and once more what the GPU has yet to be done with. A loop on a GPU that is always at work takes new memory
 /// each time otherwise. RMM and PyTorch reuse memory without a wait on the stream that it was freed in; `cuMemFree` names none.
-const IN_FLIGHT: u64 = 2;
+pub(crate) const IN_FLIGHT: u64 = 2;
 
 /// The pool's side of the account of one place. All sums are bytes.
 #[derive(Debug)]

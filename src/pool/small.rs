@@ -43,10 +43,20 @@ impl<B: Backend> Pool<B> {
         if let Some(block) = self.take_small(own, home, request) {
             return Ok(Small { block, slab: None });
         }
-        if self.wait_for_small(own, home, request.owner)?
-            && let Some(block) = self.take_small(own, home, request)
-        {
-            return Ok(Small { block, slab: None });
+        for waits in [false, true] {
+            if self.release_waiting(own, home, request.owner, waits)?
+                && let Some(block) = self.take_small(own, home, request)
+            {
+                return Ok(Small { block, slab: None });
+            }
+            // With the GPU full the pool has no slab, or waits for one itself.
+            if !waits
+                && self.slabs.lock(own).grows_unwaited(request.owner)
+                && let Ok(slab) = self.grow_small(own, home, route, request)
+                && let Some(block) = self.take_small(own, home, request)
+            {
+                return Ok(Small { block, slab: Some(slab) });
+            }
         }
         if !self.slabs.lock(own).may_grow(request.owner, home) {
             return self.take_anywhere(home, request).ok_or(Refusal::Full { missing: request.bytes });
@@ -85,18 +95,23 @@ impl<B: Backend> Pool<B> {
         Some(Small { block, slab: None })
     }
 
-    /// Waits for the home GPU if blocks of this context wait for that in this arena; whether any became free.
-    fn wait_for_small(&self, index: usize, home: PlaceId, owner: u64) -> Result<bool, Refusal<B::Error>> {
+    /// Looks whether the home GPU is done with blocks of this context that wait for that in this arena, or `waits` for it; whether any became free.
+    fn release_waiting(&self, index: usize, home: PlaceId, owner: u64, waits: bool) -> Result<bool, Refusal<B::Error>> {
         if !self.slabs.lock(index).is_any_waiting(owner) {
             return Ok(false);
         }
+        let gpu = self.ordinal(home);
         let clock = self.slabs.clock(index);
         let begun = (clock.now(), self.clock.now());
-        match self.backend.quiesce(self.ordinal(home).as_slice()) {
-            Ok(()) => {}
-            // Nobody can wait now.
-            Err(Fault::NotReady(_)) => return Ok(false),
-            Err(fault) => return Err(Refusal::Backend(drive::error_of(fault))),
+        if waits {
+            match self.backend.quiesce(gpu.as_slice()) {
+                Ok(()) => {}
+                // Nobody can wait now.
+                Err(Fault::NotReady(_)) => return Ok(false),
+                Err(fault) => return Err(Refusal::Backend(drive::error_of(fault))),
+            }
+        } else if !gpu.is_none_or(|gpu| self.backend.has_finished(gpu)) {
+            return Ok(false);
         }
         clock.covered(home.index(), begun.0);
         self.clock.covered(home.index(), begun.1);

@@ -188,7 +188,8 @@ fn try_to_ask(&Lacks { gpu: home, bytes, less, since }: &Lacks, borrows: bool) -
         let first = if knows { by } else { by.min(Instant::now() + SHORT) };
         let (mut of_ended, free_before): (Option<u64>, u64) = (None, free());
         let mut in_the_middle = false;
-        let asks = Asks { folder: &folder, gpu, priority, loans: what.is_loans(), first, until: by, wait, latest };
+        let asks =
+            Asks { folder: &folder, gpu, priority, loans: what.is_loans(), first, until: by, end: until, wait, latest };
         let questions: Vec<(&Neighbour, u64)> = now.iter().map(|(offer, share)| (&offer.who, *share)).collect();
         for ((offer, share), answer) in now.iter().zip(asks.all(&questions)) {
             let other = &offer.who;
@@ -348,6 +349,8 @@ struct Asks<'a> {
     /// Nobody is waited for longer who says nothing, by this time or for so long after it last said something; and nobody at all by the last.
     first: Instant,
     /// By this time, whose memory moves meanwhile: it answers between two steps of that or behind it, and what has come or gone then no page tells yet.
+    end: Instant,
+    /// By this time, who has said that it has some.
     until: Instant,
     wait: Duration,
     latest: Instant,
@@ -474,9 +477,9 @@ impl Asks<'_> {
                     Says::GoesOn => *until = (*until).max(Instant::now() + self.wait).min(self.latest),
                 }
                 let now = Instant::now();
-                if now >= *until && *until < self.until && other.moves(self.folder) {
+                if now >= *until && *until < self.end && other.moves(self.folder) {
                     // By then its page is written, or it has answered.
-                    *until = (now + SHORT).min(self.until);
+                    *until = (now + SHORT).min(self.end);
                 } else if now >= *until {
                     // Its turn is the next one's from here on.
                     let was_waited_for = *until >= self.until;
@@ -658,7 +661,7 @@ mod tests {
 
     /// Nobody who says nothing is waited for longer than until then.
     fn asks(folder: &Folder, until: Instant, wait: Duration, latest: Instant) -> Asks<'_> {
-        Asks { folder, gpu: [0; 16], priority: 1, loans: false, first: until, until, wait, latest }
+        Asks { folder, gpu: [0; 16], priority: 1, loans: false, first: until, until, end: until, wait, latest }
     }
 
     /// One long copy is seen from outside by no byte that has left.

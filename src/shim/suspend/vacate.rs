@@ -145,7 +145,8 @@ pub fn vacate(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
     let begun = Instant::now();
-    let _moving = terms::begin_to_move();
+    // Who asked hears itself whether anything moves, and does not wait for a kernel that hangs.
+    let _moving = (!matches!(which, Which::Given { .. })).then(terms::begin_to_move);
     let by_kernel = mover::copied_by_kernel();
     let (moved, stayed) = match process::settings().mode {
         Mode::Pool | Mode::Spill if terms::is_left_alone(gpu) => {

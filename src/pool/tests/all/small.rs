@@ -138,12 +138,34 @@ fn a_loop_takes_no_slab_each_time_and_asks_the_driver_for_nothing() {
             pool.free(block.address, when).unwrap();
         }
         assert_eq!(calls(&pool, "create"), 1);
-        let waits = calls(&pool, "quiesce");
-        assert_eq!(waits, if when == Free::Strict { 100_000 } else { 100_000 / 512 }, "{when:?}");
+        let [waits, looks] = ["quiesce", "look"].map(|call| calls(&pool, call));
+        assert_eq!((waits, looks), if when == Free::Strict { (100_000, 0) } else { (0, 100_000 / 512) }, "{when:?}");
         // The slab is at hand, and nobody's: who asks hears that its memory is free.
         assert_eq!((used(&pool), pool.memory_info(0, |_| true).0), (0, GIB));
         assert_empty(&pool);
     }
+}
+
+#[test]
+fn nobody_waits_for_small_blocks_that_were_freed_lazily_while_little_is_held() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let kept = small(&pool, 512);
+    for bytes in [512, 300_000, 700_000] {
+        // A kernel that waits for the host, as long as it may.
+        pool.backend().inner().held.clear();
+        let gone: Vec<Block> = (0..10).map(|_| small(&pool, bytes)).collect();
+        pool.backend().inner().held.insert(0);
+        for block in gone {
+            pool.free(block.address, Free::Lazy).unwrap();
+            note_busy(&pool, &block, 0);
+        }
+        let before = calls(&pool, "quiesce");
+        for _ in 0..2 * FRAME / bytes {
+            small(&pool, bytes);
+        }
+        assert_eq!(calls(&pool, "quiesce"), before, "{bytes} bytes");
+    }
+    assert_eq!(pool.free(kept.address, Free::Lazy), Ok(kept));
 }
 
 #[test]
