@@ -1,5 +1,6 @@
 //! GPUs with errors that NVML tells of: which are left, and which are left alone.
 
+use super::loans::log_of;
 use super::setup::{gave, held, is_whole, takes};
 use super::{MIB, Machine, at};
 use gpupool_metrics::Snapshot;
@@ -89,8 +90,11 @@ fn a_gpu_is_left_for_rows_that_can_be_read_and_left_alone_for_one_that_cannot() 
         // Such a row was there before: what was in it was lost then.
         std::fs::write(&events, "1 remap uncorrected\n").unwrap();
         let run = machine.neighbour(0, 50).env("SIMCUDA_EVENTS", &events).env("GPUPOOL_DEVICES", "0,1");
+        let run = run.env("GPUPOOL_LOG", "gpupool::memory=debug");
         let program = machine.holder(run.env("GPUPOOL_LIMIT", "0:2MiB"), 40);
         machine.until(&program, "a loan", |page| held(page, 1) >= 36 * MIB);
+        // What it finds at its first look was there before.
+        eventually("a first look", || log_of(&program).contains("errors of GPUs are heard of").then_some(()));
         happens(&machine, &events, &format!("1 xid 63\n1 remap {kind} pending"), &program);
         program
     };

@@ -38,7 +38,7 @@ fn on_host(page: &Snapshot) -> u64 {
     page.levels.places.rows.iter().filter(|place| place.on_host).map(|place| place.held + place.own).sum()
 }
 
-fn log_of(program: &Running) -> String {
+pub(super) fn log_of(program: &Running) -> String {
     std::fs::read_to_string(program.log()).unwrap_or_default()
 }
 

@@ -61,6 +61,7 @@ impl Health {
         let nvml = nvml::get()?;
         if self.xids.is_none() {
             self.xids = nvml.watch_xids(&gpus);
+            tracing::debug!(target: "gpupool::memory", about = "health", "errors of GPUs are heard of from now on");
         }
         let mut is_news = false;
         let mut recorded = BTreeSet::new();

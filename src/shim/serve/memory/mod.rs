@@ -631,13 +631,15 @@ pub fn ask_for_context(device: Device) -> bool {
 pub fn report_no_context(driver: &'static Driver, device: Device) {
     let uuid = driver.uuid_bytes(device);
     let takes = context::usual_cost().unwrap_or(gpupool_lending::CONTEXT);
-    let free = backing::free_on(driver, device.ordinal(), &uuid).map_or_else(|| "less".to_owned(), format_size);
+    // Where there is room, or nobody can tell, it was refused for a reason of the driver's.
+    let Some(free) = backing::free_on(driver, device.ordinal(), &uuid).filter(|free| *free < takes) else { return };
     log::warn_once(
         "no_context",
         format_args!(
-            "OUT_OF_MEMORY for a context on GPU {device}: one takes about {}, {free} are free, and others have not made room for it (gpupool ps tells who has how much of it; \
+            "OUT_OF_MEMORY for a context on GPU {device}: one takes about {}, {} are free, and others have not made room for it (gpupool ps tells who has how much of it; \
              only what matters less by GPUPOOL_PRIORITY or is borrowed gives way)",
-            format_size(takes)
+            format_size(takes),
+            format_size(free)
         ),
     );
     oom::refused(device, takes, oom::Kind::Context, oom::Why::Left(Bypass::Full));
