@@ -402,8 +402,8 @@ fn who_is_stopped_while_it_has_the_turn_is_passed_by_and_asks_when_it_goes_on() 
 fn those_who_ask_one_are_served_in_the_order_in_which_they_came() {
     let machine = Machine::new("2x320MiB");
     let holder = machine.holder(machine.neighbour(0, 90), 240);
-    let wait = Duration::from_secs(1);
-    let asker = |_| machine.holder(machine.neighbour(0, 50).env("GPUPOOL_RECALL_WAIT", "1s"), 2);
+    let wait = Duration::from_secs(3);
+    let asker = |_| machine.holder(machine.neighbour(0, 50).env("GPUPOOL_RECALL_WAIT", "3s"), 2);
     let mut askers: Vec<Running> = (0..5).map(asker).collect();
     let (folder, path) = pretend(&machine, &machine.page(&holder));
     let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
@@ -421,7 +421,7 @@ fn those_who_ask_one_are_served_in_the_order_in_which_they_came() {
         let (socket, _) = question(&folder, &name);
         assert_eq!(socket.peer().unwrap().pid, asker.pid());
         // As long as it takes to stop a program and copy.
-        std::thread::sleep(wait / 3);
+        std::thread::sleep(wait / 4);
         socket.send(&done(0), &none).unwrap();
     }
     std::fs::remove_file(path).unwrap();
