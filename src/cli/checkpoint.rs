@@ -20,6 +20,8 @@ use crate::{stdout, terminal, whole};
 /// Write an image of a running program's GPU memory to a folder, while the program goes on
 #[derive(clap::Args)]
 #[command(
+    // DIR has to be given, and the numbers in front of it need not.
+    allow_missing_positional = true,
     after_help = "The program is stopped for as long as it takes to copy its memory to where there is room on its GPUs, others and the host; \
 what finds no room there is written before it goes on. An image is of one moment, and there once it is whole: whatever fails, the older ones stay. \
 gpupool store list shows them, gpupool run --restore brings named memory back.
@@ -65,7 +67,7 @@ pub struct Args {
     /// How long its work on the GPUs has to be over
     #[arg(long, value_parser = time, default_value = "10s", value_name = "TIME")]
     wait: Duration,
-    /// All ranks of the job that this process is one of; without a process, of the one job that is there
+    /// All ranks on this host of the job that this process is one of; without a process, of the one job that is there
     #[arg(long)]
     job: bool,
     /// The ranks of a job are on N hosts, and this is host K of them, from 0; auto: as Slurm, mpirun or torchrun says

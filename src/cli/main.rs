@@ -199,6 +199,12 @@ mod tests {
         }
     }
 
+    /// clap looks itself, where it is built with its assertions, as here (`profile.release.package` in Cargo.toml).
+    #[test]
+    fn clap_finds_no_command_that_contradicts_itself() {
+        Command::command().debug_assert();
+    }
+
     #[test]
     fn commands_that_change_something_say_their_exit_statuses() {
         let mut found = Vec::new();

@@ -30,7 +30,7 @@ pub struct Args {
     /// Their numbers, as gpupool ps lists them. May be left out with --job
     #[arg(required_unless_present = "job")]
     pid: Vec<u32>,
-    /// All ranks of the job that this process is one of; without a process, of the one job that is there
+    /// All ranks on this host of the job that this process is one of; without a process, of the one job that is there
     #[arg(long)]
     job: bool,
     /// One JSON array

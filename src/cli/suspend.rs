@@ -23,8 +23,8 @@ A rank of a job is suspended together with the others that run here under gpupoo
 collectives until it is resumed, and NCCL's watchdog may end them. --alone suspends it nevertheless.
 
 With --process the driver's own checkpoint (driver 570 and later) follows: contexts, modules and what libraries took leave too, and the GPU shows \
-nothing of the program. Memory that the driver could not bring back has to have left before, so with --to host or --to DIR; where there is any, or the driver \
-refuses, the program is resumed as it was. gpupool resume brings all of it back, and nothing else does: a program that ends meanwhile waits for that.
+nothing of the program. It needs --to host or --to DIR, since the driver could not bring back what lies on other GPUs. Where memory stays that it could not \
+bring back, or the driver refuses, the program is resumed as it was. gpupool resume brings all of it back, and nothing else does: a program that ends meanwhile waits for that.
 
 A signal that a program handles while it waits (Ctrl-C) resumes it; so does its end.
 
@@ -32,20 +32,21 @@ Into a folder: each program writes a folder of its own there, which is gone when
 found out on the way. Nothing leaves before all of it is on the disk, and every part is compared with its hash on the way back.
 
 Exit status: 0 where all that are named are suspended, also where some memory found no other place and stayed; 1 where one is not, and then none is; 2 where \
-no such process is there or it is stopped (SIGSTOP).
+no such process is there or it is stopped (SIGSTOP), or --process has no --to host or --to DIR.
 
 Examples:
   gpupool suspend 4711
   gpupool suspend --to /scratch/me 4711            to a disk
   gpupool suspend --to host --wait 60s 4711 4712   two ranks of a job
   gpupool suspend --job 4711                       all ranks of the job of 4711
+  gpupool suspend --process --to host 4711         contexts and modules as well
   gpupool suspend --json 4711 | jq '.[].bytes'"
 )]
 pub struct Args {
     /// Their numbers, as gpupool ps lists them. May be left out with --job
     #[arg(required_unless_present = "job")]
     pid: Vec<u32>,
-    /// All ranks of the job that this process is one of; without a process, of the one job that is there
+    /// All ranks on this host of the job that this process is one of; without a process, of the one job that is there
     #[arg(long)]
     job: bool,
     /// These alone, where others of the same job are not named: they may wait for them in a collective until these are resumed
@@ -58,7 +59,7 @@ pub struct Args {
     /// How long each has for its work on the GPUs to be over
     #[arg(long, value_parser = wait, default_value = "10s", value_name = "TIME")]
     wait: Duration,
-    /// Have the driver take the rest of the process off the GPUs as well (cuCheckpointProcess*)
+    /// Have the driver take the rest of the process off the GPUs as well (cuCheckpointProcess*); with --to host or --to DIR
     #[arg(long)]
     process: bool,
     /// One JSON array
@@ -118,6 +119,12 @@ fn wait(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// One cannot be asked, or nothing can be printed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    // Known before anybody is stopped for nothing.
+    if args.process && !matches!(args.to, Target::Host | Target::Folder(_)) {
+        return Err(Failure::usage(
+            "--process needs --to host or --to DIR beside it, since the driver cannot bring back what lies on other GPUs; nothing was done",
+        ));
+    }
     let rows = control::named(&args.pid, args.job)?;
     if !args.alone
         && let Some((row, ranks)) = control::apart(&rows)

@@ -14,5 +14,6 @@ mod run;
 mod signals;
 mod sim;
 mod store;
+mod suspend;
 mod top;
 mod viewers;
