@@ -78,7 +78,8 @@ fn what_no_gpu_in_reach_takes_stays_where_all_is_to_go_to_others() {
     assert_eq!((&left["bytes"], &left["stayed_bytes"]), (&(8 * MIB).into(), &(8 * MIB).into()), "{left}");
     let found = findings(&program);
     assert_eq!(found.iter().map(|(cause, _)| cause.as_str()).collect::<Vec<_>>(), ["no_peer"], "{found:?}");
-    assert!(found[0].1.contains("none lends to this program and is in reach; --to host has the host take it"));
+    let why = "no other GPU can take it: those that the program does not work on do not lend to it or are out of its GPUs' reach; --to host has the host take it";
+    assert!(found[0].1.contains(why), "{}", found[0].1);
     told(&program, "resume");
     goes_on(&mut program);
     ends_well(program);

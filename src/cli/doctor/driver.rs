@@ -80,7 +80,7 @@ fn budgets(probe: &Probe, settings: &Settings, root: &Path) -> Option<Check> {
     let unread = Outside::unread(std::env::vars_os());
     if !unread.is_empty() {
         let words = format!("{} is no limit that gpupool can read", unread.join(", "));
-        let advice = "write 0=4G,1=512M (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT) or 4g (CUDA_DEVICE_MEMORY_LIMIT); GPUPOOL_LIMIT does the same";
+        let advice = "write 0=4G,1=512M (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT) or 4g (CUDA_DEVICE_MEMORY_LIMIT); GPUPOOL_LIMIT bounds the pool as these do";
         return Some(Check::finding("budgets", words, advice));
     }
     let all: Vec<(u32, Budget, u64)> = (0..).zip(&probe.gpus).filter_map(of).collect();
@@ -88,7 +88,7 @@ fn budgets(probe: &Probe, settings: &Settings, root: &Path) -> Option<Check> {
         return None;
     }
     let words = all.iter().map(|(gpu, Budget { bytes, source }, total)| {
-        format!("{source} lets a process use {} of the {} of GPU {gpu}", format_size(*bytes), format_size(*total))
+        format!("{source} bounds the pool to {} of the {} of GPU {gpu}", format_size(*bytes), format_size(*total))
     });
     let facts =
         all.iter().map(|(gpu, Budget { bytes, source }, _)| json!({"gpu": gpu, "bytes": bytes, "source": source}));

@@ -160,7 +160,8 @@ impl Why {
             "no other GPU lends to this program, which keeps to its own as one of several ranks on this host; gpupool set PID devices=0,1 has GPU 0 and 1 \
              lend to it, and --to host has the host take it"
         } else {
-            "of the GPUs that it does not work on none lends to this program and is in reach; --to host has the host take it"
+            "no other GPU can take it: those that the program does not work on do not lend to it or are out of its GPUs' reach; --to host has the host take \
+             it"
         };
         Self::new("no_peer", text)
     }
