@@ -15,7 +15,7 @@
 
 // What part gpupool plays in this process.
 typedef enum {
-  // No function of the CUDA driver was called yet, so nothing was decided.
+  // No function of the CUDA driver was called yet, so nothing was decided. (A state; the setting of this name says when freed memory goes home.)
   GPUPOOL_IDLE = 0,
   // It takes part; `gpupool_mode` says how.
   GPUPOOL_ACTIVE = 1,
@@ -224,9 +224,8 @@ int gpupool_release_anchor(const void *pointer,
 
 // Gives advice (a `gpupool_advice`) on `bytes` from `pointer` on.
 //
-// Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place, as `gpupool_prefetch` does. It stays there, because nothing
-// but the program and `GPUPOOL_MOVE` moves memory, and that leaves alone what the program has put somewhere; `GPUPOOL_NO_PREFERRED_LOCATION` lets
-// it move the range again. `GPUPOOL_ACCESSED_BY` answers 0
+// Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place and has it stay there, for as long as `gpupool_prefetch` does.
+// `GPUPOOL_NO_PREFERRED_LOCATION` moves nothing; from then on `GPUPOOL_MOVE` may. `GPUPOOL_ACCESSED_BY` answers 0
 // where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` where it cannot, and for the host;
 // `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. A GPU that the program does not see is `GPUPOOL_INVALID_ARGUMENT` for both. There is one copy of memory of the pool, so that
 // `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
@@ -246,8 +245,9 @@ int gpupool_advise(const void *pointer,
 
 // Moves `bytes` from `pointer` on, which must lie in one block, to a place.
 //
-// Memory of the pool lies there when the call returns, and until the program says something else, a drain, a suspension or a lower limit has it leave, or another program needs that GPU; its addresses and contents stay. What moves are the pages of 2 MiB that lie
-// wholly in the range, the last one of a block included where the range has the block's last byte. The call waits for all
+// Memory of the pool lies there when the call returns; its addresses and contents stay. `GPUPOOL_MOVE=auto` moves other memory by itself and leaves this
+// where it is. It leaves that place where the program says something else, for a drain, a suspension, a lower limit or a GPU that lends no more
+// (`gpupool set`), and where another program needs the GPU. What moves are the pages of 2 MiB that lie wholly in the range, the last one of a block included where the range has the block's last byte. The call waits for all
 // work that was submitted before, on every GPU. Nothing may use the chunks (`gpupool_pieces`) that the range touches from the call to its
 // return, and nobody may free their block; all other memory may be in use, also by kernels that run meanwhile. Room for both copies is
 // needed while they are made. A chunk that the range covers in part is divided: the rest of it stays at its place and needs room
@@ -290,8 +290,8 @@ int gpupool_label(const void *pointer,
                   const char *label);
 
 // Says how many bytes of the blocks with a label may lie on the GPU that was current when they were allocated; `UINT64_MAX` takes
-// that back. It is kept when a block gets the label (`gpupool_label`) and when one is moved home: `gpupool_prefetch` answers
-// `GPUPOOL_OVER_BUDGET` then, and moves nothing. What lies there at the moment of this call stays. Returns 0 or a `gpupool_error`.
+// that back. It is enforced at two moments: when a block gets the label (`gpupool_label`), and when one is moved home, where `gpupool_prefetch` answers
+// `GPUPOOL_OVER_BUDGET` and moves nothing. What lies there at the moment of this call stays. Returns 0 or a `gpupool_error`.
 //
 // # Safety
 // `label` ends with NUL, or is NULL.

@@ -86,7 +86,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_LIMIT",
         values: "0:70GiB,1:40GiB or one size for every GPU",
         default: "the GPU less the reserve",
-        help: "The most the pool takes of a GPU, together with the program's own cuMemCreate. It bounds the pool and not the program: a block for which no place has room is asked of the driver, which may still have it (`pool.refuse` in the log).",
+        help: "The most the pool takes of a GPU, together with the program's own cuMemCreate. Nothing is borrowed beyond it. On its own GPU a program may have more by the driver, which serves what is not pooled and is asked for what no place has room for (`pool.refuse` in the log).",
         read: |settings, value| Limits::parse(text(value)?).map(|limits| settings.limit = limits),
     },
     Setting {
@@ -119,7 +119,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_IDLE",
         values: "duration or off",
         default: "10s",
-        help: "Freed memory that nobody used for this long goes back to the driver. Where the program has freed most of what it had, the first time that this looks like the end of its work, or others need the GPU, it goes within a second. off keeps it until somebody asks.",
+        help: "Freed memory that nobody used for this long goes back to the driver. It goes within a second where others need the GPU, and where the program has freed most of what it had and seems to have ended its work, until that guess was wrong once. off keeps it until somebody asks.",
         read: |settings, value| {
             settings.idle = if text(value)? == "off" { None } else { Some(duration(value, "10s or off")?) };
             Ok(())
@@ -210,7 +210,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_PRIORITY",
         values: "0 to 100",
         default: "50",
-        help: "How much the program matters beside others on the same GPUs: memory of those below it gives way to its own; gpupool ps shows it.",
+        help: "How much the program matters beside others on the same GPUs: those below it give way to it with all that they have there, its equals with what they only borrow; gpupool ps shows it.",
         read: |settings, value| {
             settings.priority = match text(value)?.parse() {
                 Ok(number @ 0..=100) => number,
@@ -231,7 +231,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_RECALL_WAIT",
         values: "duration or off",
         default: "2s",
-        help: "How long an allocation waits at most for programs of lower priority, or that only borrow from its GPU, to give way. It waits up to three times as long while it hears that memory is leaving. off asks nobody.",
+        help: "How long an allocation waits at most for others to give way: programs of a lower priority with all that they have on its GPU, programs of the same one with what they only borrow there. It waits up to three times as long while it hears that memory is leaving. off asks nobody, and a rank is lent no GPU that nobody works on.",
         read: |settings, value| {
             settings.recall_wait = if text(value)? == "off" { None } else { Some(duration(value, "2s or off")?) };
             Ok(())

@@ -58,8 +58,8 @@ pub unsafe extern "C" fn gpupool_label(pointer: *const c_void, label: *const c_c
 }
 
 /// Says how many bytes of the blocks with a label may lie on the GPU that was current when they were allocated; `UINT64_MAX` takes
-/// that back. It is kept when a block gets the label (`gpupool_label`) and when one is moved home: `gpupool_prefetch` answers
-/// `GPUPOOL_OVER_BUDGET` then, and moves nothing. What lies there at the moment of this call stays. Returns 0 or a `gpupool_error`.
+/// that back. It is enforced at two moments: when a block gets the label (`gpupool_label`), and when one is moved home, where `gpupool_prefetch` answers
+/// `GPUPOOL_OVER_BUDGET` and moves nothing. What lies there at the moment of this call stays. Returns 0 or a `gpupool_error`.
 ///
 /// # Safety
 /// `label` ends with NUL, or is NULL.

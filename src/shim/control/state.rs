@@ -9,7 +9,7 @@ use std::ffi::c_char;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "names of C")]
 pub enum gpupool_state {
-    /// No function of the CUDA driver was called yet, so nothing was decided.
+    /// No function of the CUDA driver was called yet, so nothing was decided. (A state; the setting of this name says when freed memory goes home.)
     GPUPOOL_IDLE = 0,
     /// It takes part; `gpupool_mode` says how.
     GPUPOOL_ACTIVE = 1,

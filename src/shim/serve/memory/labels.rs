@@ -1,6 +1,6 @@
 //! Names that the program gives to blocks of the pool, and how much of a name may lie on the GPU that asked for it.
 //!
-//! A budget is kept at the two moments at which the program says where memory is to lie: when it names a block, and when it moves
+//! A budget is enforced at the two moments at which the program says where memory is to lie: when it names a block, and when it moves
 //! one home. What is over it goes to the next place, or stays and is told; nothing moves at any other time.
 
 use super::by_hand::{self, Unplaced};
