@@ -2,10 +2,11 @@
 //! there and for how long, and what the program sees of it.
 
 use gpupool_events::{Event, Level, Reader};
-use harness::{Run, Running, eventually, library};
+use harness::{Run, Running, artifact_folder, driver_folder_with_nvml, eventually, library};
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::Path;
+use std::process::Command;
 
 const AWAKE: &str = "1980";
 const ASLEEP: &str = "345";
@@ -132,6 +133,24 @@ fn the_first_spill_wakes_the_lender_and_the_end_of_the_program_lets_it_sleep() {
     let (events, warnings) = log(folder.path());
     let woken = events.iter().filter(|event| matches!(event, Event::LenderAwake(awake) if awake.gpu == 1)).count();
     assert_eq!((woken, warnings), (1, Vec::new()));
+}
+
+/// It holds a context there, and runs under nothing.
+#[test]
+fn a_drain_names_the_helper_as_gpupool_s_own() {
+    let mut machine = Machine::new();
+    let mut program = machine.program(machine.awake().env("GPUPOOL_HOST_LIMIT", "2GiB"));
+    program.ask("allocate 400");
+    machine.until_clock(AWAKE);
+    let mut command = Command::new(artifact_folder().join("gpupool"));
+    command.args(["drain", "--json", "1"]).env("XDG_RUNTIME_DIR", machine.session()).env_remove("LD_PRELOAD");
+    command.env("LD_LIBRARY_PATH", driver_folder_with_nvml()).env("SIMCUDA_GPUS", "2x1GiB");
+    let drain = command.env("SIMCUDA_MACHINE", machine.folder.path().join("machine")).output();
+    let drain = drain.unwrap_or_else(|error| panic!("gpupool drain: {error}"));
+    let said = String::from_utf8_lossy(&drain.stdout).into_owned();
+    assert!(said.contains("it is the helper of gpupool that keeps this GPU awake (GPUPOOL_LENDERS=awake)"), "{said}");
+    assert!(!said.contains("does not run under gpupool"), "{said}");
+    assert!(program.end().0.success());
 }
 
 #[test]

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::control::{self, NoAnswer, OTHER_ANSWER};
 use crate::failure::{Failure, complain};
+use crate::lenders::is_helper_called;
 use crate::pages::{Listed, Pages, Skipped};
 use crate::stdout;
 use crate::terminal;
@@ -292,9 +293,13 @@ fn strangers(gpu: &Uuid, told: &[Told]) -> Vec<Told> {
     let unknown = all.into_iter().filter(|(pid, _)| told.iter().all(|told| told.pid != *pid));
     let stranger = |(pid, bytes): (u32, Option<u64>)| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
-        let what = format!(
-            "it has a context there, and does not run under gpupool, or with {UNSEEN}, or is none of this user's"
-        );
+        let what = if is_helper_called(&name) {
+            "it is the helper of gpupool that keeps this GPU awake (GPUPOOL_LENDERS=awake): its context goes some ten seconds after the last memory has left the GPU".to_owned()
+        } else {
+            format!(
+                "it has a context there, and does not run under gpupool, or with {UNSEEN}, or is none of this user's"
+            )
+        };
         let stayed = vec![Left { bytes: bytes.unwrap_or(0), what }];
         Told { pid, name, error: None, bytes: 0, microseconds: 0, stayed }
     };

@@ -231,7 +231,12 @@ fn has_another_helper(gpu: &Uuid) -> bool {
     let processes = Nvml::get().ok().and_then(|nvml| nvml.processes(gpu)).unwrap_or_default();
     let others = processes.iter().filter(|(pid, _)| *pid != std::process::id());
     let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    others.map(|(pid, _)| name(*pid)).any(|name| name.trim_end() == COMMAND)
+    others.map(|(pid, _)| name(*pid)).any(|name| is_helper_called(name.trim_end()))
+}
+
+/// Whether a process that has a context on a GPU is a helper, by its name: nothing else that is called so has one.
+pub fn is_helper_called(name: &str) -> bool {
+    name == COMMAND
 }
 
 impl Awake {

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::level::{Level, Target};
-use crate::shared::{HolderAtRefusal, MapChange, PlaceAtRefusal, PlaceBytes, PlaceLevel, PlacePeak, Remedy, Site};
+use crate::shared::{
+    AskedOf, HolderAtRefusal, MapChange, PlaceAtRefusal, PlaceBytes, PlaceLevel, PlacePeak, Remedy, Site,
+};
 
 /// An event as it is written: every record of it has this name, and the filters of `GPUPOOL_LOG` go by target and level.
 pub trait Written: Fields {
@@ -481,6 +483,9 @@ events! {
         silent: u32,
         /// How long the allocation waited for it.
         microseconds: u64,
+        /// Who was asked, one row a process, by number; none in logs of earlier versions.
+        #[serde(default)]
+        whom: Vec<AskedOf>,
     }
     /// Memory left a GPU because somebody else needs it.
     RecallGive = "recall.give" (Memory, Info) {

@@ -101,6 +101,21 @@ pub struct HolderAtRefusal {
     pub guessed: u64,
 }
 
+/// What one process was asked for and gave, in [`RecallAsk`](crate::RecallAsk).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AskedOf {
+    /// Its number.
+    pub pid: u32,
+    /// Bytes that it was asked for.
+    pub bytes: u64,
+    /// Bytes that it says it freed.
+    pub freed: u64,
+    /// What it answered last, unless that was memory: `nothing` (it had none to give), `silent` (it did not answer in time), `busy` (it was answering those who had come earlier), `stopped`,
+    /// `ended` (what it had is free), or `refused: ` and its own words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
 /// A setting that would have made room.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remedy {

@@ -3,7 +3,8 @@
 //!
 //! - **Loans before belongings.** What lies on a GPU for the sake of another one is a loan, and whoever works there may call it back unless its priority is
 //!   lower. What a program has on its own GPU gives way to a higher priority alone. So of two programs at most one gives way to the other, but for loans.
-//! - **As few as possible are asked**, in this order: for loans before belongings, of those who have some who matters least, and of these who has most.
+//! - **As few as possible are asked**, in this order: for loans before belongings, of those who have some who matters least, and of these who has most. What follows from what
+//!   each answers is [`Asking`]'s.
 //! - **Seldom.** Who asks again at once is on its way to more, and asks for as much again as it has got so far ([`Growth`]).
 //! - **No ping-pong.** What was given stays away for a time, twice as long each time that it was asked for soon after it had come back, and comes back
 //!   only where beside the reserve as much again is free.
@@ -11,9 +12,11 @@
 //!   grows by none of ours ([`InUse`], [`Alarm`]).
 //! - **What leaves unasked** is tried until it has left, and holds its program up for a bounded part of the time ([`Leaving`]).
 
+mod asking;
 mod coming;
 mod leaving;
 
+pub use asking::{Answer, Asking, Then, Told, is_in_vain};
 pub use coming::{AWAITED, Alarm, Coming, Heed, INIT, InUse, Listed};
 pub use leaving::{Due, Leaving, Whom};
 

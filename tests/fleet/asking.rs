@@ -4,7 +4,7 @@ use super::setup::{asked, gave, held, is_whole, takes};
 use super::{MIB, Machine};
 use gpupool_events::{Event, Reader};
 use gpupool_metrics::folder::{Folder, Roots};
-use gpupool_metrics::{Loan, Snapshot};
+use gpupool_metrics::{Loan, Snapshot, Took};
 use gpupool_wire::Socket;
 use gpupool_wire::control::{ROOM, Reply, Request};
 use harness::{Running, Traced, eventually, goes_on};
@@ -229,6 +229,11 @@ fn two_that_ask_each_other_at_once_do_not_wait_for_each_other() {
 
 /// This process, as one that runs under gpupool would look: a page that says it has a gigabyte of the GPU and matters least.
 fn pretend(machine: &Machine, like: &Snapshot) -> (Folder, std::path::PathBuf) {
+    pretend_that(machine, like, Took::default())
+}
+
+/// The same, where its page says that of what it takes of GPUs.
+fn pretend_that(machine: &Machine, like: &Snapshot, took: Took) -> (Folder, std::path::PathBuf) {
     let nowhere = machine.folder.path().join("none");
     let roots = Roots {
         session: Some(machine.folder.path().to_owned()),
@@ -244,6 +249,7 @@ fn pretend(machine: &Machine, like: &Snapshot) -> (Folder, std::path::PathBuf) {
     levels.priority = 0;
     levels.updated = gpupool_metrics::now();
     assert!(page.levels(&levels));
+    page.memory().tell_took(took);
     (folder, path)
 }
 
@@ -552,6 +558,77 @@ fn who_is_heard_to_free_memory_is_waited_for() {
     std::fs::remove_file(path).unwrap();
     let events = is_whole(other);
     assert_eq!(asked(&events).first().map(|(_, freed)| *freed), Some(240 * MIB), "{:?}", asked(&events));
+}
+
+/// It is heard for longer than `GPUPOOL_RECALL_WAIT`, comes to a standstill with nothing freed, and is the first that is asked.
+#[test]
+fn who_gives_for_longer_than_the_wait_and_then_stands_still_keeps_nobody_else_from_being_asked() {
+    let machine = Machine::new("2x320MiB");
+    let low = machine.holder(machine.neighbour(0, 10), 240);
+    let (folder, path) = pretend(&machine, &machine.page(&low));
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let wait = Duration::from_secs(3);
+    let mut high = machine.start(machine.neighbour(0, 90).env("GPUPOOL_RECALL_WAIT", "3s"));
+    high.tell("take 160");
+    let (socket, _) = question(&folder, &name);
+    let (begun, none) = (Instant::now(), [] as [OwnedFd; 0]);
+    for done in 1.. {
+        socket.send(&Reply::Progress { done, total: 1 << 40 }.encode(), &none).unwrap();
+        if begun.elapsed() > wait {
+            break;
+        }
+        std::thread::sleep(wait / 20);
+    }
+    high.hear().parse::<u64>().unwrap();
+    drop(socket);
+    let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 160 * MIB);
+    assert_eq!((held(&page, 0), page.levels.residence.on_host), (160 * MIB, 0), "{page:?}");
+    std::fs::remove_file(path).unwrap();
+    // Who was asked, what each gave and why not, in the log and in the report.
+    let (pid, log) = (low.pid(), high.log());
+    let report = String::from_utf8(machine.gpupool(&format!("report {}", log.display())).stdout).unwrap();
+    let json = machine.gpupool(&format!("report --json {}", log.display())).stdout;
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let events = is_whole(high);
+    let rows = |event: &Event| if let Event::RecallAsk(event) = event { event.whom.clone() } else { Vec::new() };
+    let rows: Vec<_> = events.iter().flat_map(rows).collect();
+    let [own, low_row] = [std::process::id(), pid].map(|pid| rows.iter().find(|row| row.pid == pid).unwrap());
+    assert_eq!((own.freed, own.why.as_deref()), (0, Some("silent")), "{rows:?}");
+    assert!(low_row.freed >= 80 * MIB && low_row.freed >= low_row.bytes && low_row.why.is_none(), "{rows:?}");
+    assert!(report.contains("Other programs that were asked for memory of a GPU"), "{report}");
+    assert!(report.contains("did not answer in time"), "{report}");
+    let asked = json["processes"][0]["asked"].as_array().unwrap();
+    assert!(asked.iter().any(|row| row["pid"] == pid && row["freed"] == low_row.freed), "{asked:?}");
+    assert!(asked.iter().any(|row| row["pid"] == own.pid && row["why"]["silent"] == 1), "{asked:?}");
+    is_whole(low);
+}
+
+/// What is on its way to become a block's is none yet. Its page says that it takes memory of a GPU that it does not work on, as it does from the driver's call on.
+#[test]
+fn who_makes_its_first_loan_at_that_very_moment_is_asked_again_and_nobody_gives_its_own() {
+    let machine = Machine::new("2x320MiB");
+    let filler = machine.holder(machine.neighbour(0, 90), 80);
+    let low = machine.holder(machine.neighbour(0, 10), 100);
+    let mut like = machine.page(&filler);
+    for place in &mut like.levels.places.rows {
+        place.held = if place.is_gpu() && place.number == 0 { 80 * MIB } else { 0 };
+    }
+    like.levels.loans.rows = vec![Loan { number: 0, on_host: false, borrower: 1, bytes: 80 * MIB }];
+    let (folder, path) = pretend_that(&machine, &like, Took { is_taking: true, last: 0 });
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let mut asker = machine.start(machine.neighbour(0, 50));
+    asker.tell("take 190");
+    let none: [OwnedFd; 0] = [];
+    let (socket, _) = question(&folder, &name);
+    socket.send(&done(0), &none).unwrap();
+    let (socket, bytes) = question(&folder, &name);
+    drop(filler);
+    socket.send(&done(bytes), &none).unwrap();
+    asker.hear().parse::<u64>().unwrap();
+    std::fs::remove_file(path).unwrap();
+    machine.until(&asker, "all of it near", |page| held(page, 0) == 190 * MIB);
+    is_whole(asker);
+    assert_eq!(gave(&is_whole(low)), 0);
 }
 
 #[test]

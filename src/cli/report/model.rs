@@ -23,6 +23,6 @@ pub use logs::{Log, Logs};
 pub use map::Moment;
 pub use moves::Moves;
 pub use pinned::Pinned;
-pub use process::{Context, End, ModuleGroup, ModuleSum, NEAR_AND_FAR, Process, SiteSum};
+pub use process::{AskedSum, Context, End, ModuleGroup, ModuleSum, NEAR_AND_FAR, Process, SiteSum};
 pub use refusals::{BySetting, Refusal, SettingThatRefuses};
 pub use timeline::Timeline;

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How many times as long as an allocation waits for others (`GPUPOOL_RECALL_WAIT`) what leaves may take in one go: as long as who asks waits for who is heard to give way.
-const LONGER: u32 = super::ask::LONGER;
+const LONGER: u32 = super::turns::LONGER;
 /// And at most.
 const MOST: Duration = Duration::from_secs(10);
 

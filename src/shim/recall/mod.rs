@@ -21,6 +21,8 @@ pub mod leaving;
 mod neighbours;
 pub mod siblings;
 pub mod strangers;
+mod turns;
+mod whom;
 
 use crate::backing::terms;
 use crate::latest::Latest;
@@ -42,7 +44,7 @@ fn is_called() -> bool {
 /// The priority of this process is another one: what was kept for who matters less now is kept no more, and whoever gave nothing is asked anew.
 pub fn priority_has_changed() {
     terms::forget_given(&neighbours::priority_of);
-    ask::ask_anew();
+    whom::ask_anew();
 }
 
 fn page() -> Option<&'static Path> {

@@ -49,6 +49,13 @@ pub fn object(process: &Process, label: &str) -> Value {
         .iter()
         .map(|((device, why), (times, bytes))| json!({"device": device, "why": why, "times": times, "bytes": bytes}))
         .collect();
+    let asked: Vec<Value> = process
+        .asked
+        .iter()
+        .map(|((device, pid), sum)| {
+            json!({"device": device, "pid": pid, "times": sum.times, "bytes": sum.bytes, "freed": sum.freed, "why": sum.whys})
+        })
+        .collect();
     json!({
         "label": label, "log": process.log, "pid": process.pid, "first": process.first, "last": process.last, "origin": process.origin(),
         "start": process.start, "init": process.init, "exit": process.exit, "end": process.end().word(),
@@ -61,7 +68,7 @@ pub fn object(process: &Process, label: &str) -> Value {
         "refusals": {"times": process.refusals.times, "told": process.refusals.all().map(|one| refusal(process, one)).collect::<Vec<_>>(),
             "by_setting": process.refusals.by_setting.iter().map(|(setting, told)| by_setting(process, *setting, told)).collect::<Vec<_>>()},
         "holders": holders::object(&process.holders), "moves": moves::object(&process.moves), "far": readers,
-        "given": given, "commands": commands::object(&process.commands),
+        "given": given, "asked": asked, "commands": commands::object(&process.commands),
         "pinned": pinned::object(&process.pinned, end),
     })
 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use gpupool_events::{
-    ContextCreate, ContextUse, CudaInit, Event, FindingMade, Level, LimitSet, ModuleLoad, ProcessExit, ProcessStart,
-    Record, Site, TierReader,
+    AskedOf, ContextCreate, ContextUse, CudaInit, Event, FindingMade, Level, LimitSet, ModuleLoad, ProcessExit,
+    ProcessStart, Record, Site, TierReader,
 };
 
 use super::commands::Commands;
@@ -74,6 +74,8 @@ pub struct Process {
     pub moves: Moves,
     /// Memory that left a GPU for others, by that and why: how often, and bytes.
     pub given: BTreeMap<(u32, String), (u64, u64)>,
+    /// Whom it asked for memory of a GPU, by that and the number of who was asked.
+    pub asked: BTreeMap<(u32, u32), AskedSum>,
     /// What commands did to it.
     pub commands: Commands,
     /// What it was told OUT_OF_MEMORY for.
@@ -93,6 +95,32 @@ pub struct Process {
     pub warnings: Vec<String>,
     /// What was beyond the number kept: contexts, findings, limits, module groups, sites, warnings.
     pub more: LeftOut,
+}
+
+/// What another process was asked for and gave.
+#[derive(Default)]
+pub struct AskedSum {
+    /// How often.
+    pub times: u64,
+    /// Bytes that it was asked for, in all of these.
+    pub bytes: u64,
+    pub freed: u64,
+    /// Why it gave nothing, or no more: what it answered, and how often.
+    pub whys: BTreeMap<String, u64>,
+}
+
+impl AskedSum {
+    /// Reasons that are kept: a process has a few, in its own words.
+    const KEPT_WHYS: usize = 8;
+
+    fn add(&mut self, row: AskedOf) {
+        self.times += 1;
+        self.bytes = self.bytes.saturating_add(row.bytes);
+        self.freed = self.freed.saturating_add(row.freed);
+        if let Some(why) = row.why.filter(|why| self.whys.len() < Self::KEPT_WHYS || self.whys.contains_key(why)) {
+            *self.whys.entry(why).or_default() += 1;
+        }
+    }
 }
 
 /// How a process ended.
@@ -360,6 +388,16 @@ impl Process {
                     (*times, *bytes) = (*times + 1, bytes.saturating_add(gave.freed));
                 } else {
                     *self.more.entry("given").or_default() += 1;
+                }
+            }
+            Event::RecallAsk(ask) => {
+                for row in ask.whom {
+                    let whom = (ask.device, row.pid);
+                    if self.asked.len() < KEPT_PLACES || self.asked.contains_key(&whom) {
+                        self.asked.entry(whom).or_default().add(row);
+                    } else {
+                        *self.more.entry("asked").or_default() += 1;
+                    }
                 }
             }
             Event::PoolResidence(residence) => {
