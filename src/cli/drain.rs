@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::control::{self, NoAnswer, OTHER_ANSWER};
 use crate::failure::{Failure, complain};
-use crate::lenders::is_helper_called;
+use crate::lenders::{is_helper_called, name_of};
 use crate::pages::{Listed, Pages, Skipped};
 use crate::stdout;
 use crate::terminal;
@@ -292,7 +292,7 @@ fn strangers(gpu: &Uuid, told: &[Told]) -> Vec<Told> {
     let all = Nvml::get().ok().and_then(|nvml| nvml.processes(gpu)).unwrap_or_default();
     let unknown = all.into_iter().filter(|(pid, _)| told.iter().all(|told| told.pid != *pid));
     let stranger = |(pid, bytes): (u32, Option<u64>)| {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+        let name = name_of(pid);
         let what = if is_helper_called(&name) {
             "it is the helper of gpupool that keeps this GPU awake (GPUPOOL_LENDERS=awake): its context goes some ten seconds after the last memory has left the GPU".to_owned()
         } else {

@@ -230,8 +230,12 @@ struct Awake {
 fn has_another_helper(gpu: &Uuid) -> bool {
     let processes = Nvml::get().ok().and_then(|nvml| nvml.processes(gpu)).unwrap_or_default();
     let others = processes.iter().filter(|(pid, _)| *pid != std::process::id());
-    let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    others.map(|(pid, _)| name(*pid)).any(|name| is_helper_called(name.trim_end()))
+    others.map(|(pid, _)| name_of(*pid)).any(|name| is_helper_called(&name))
+}
+
+/// What a process is called; nothing where it has ended.
+pub fn name_of(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
 }
 
 /// Whether a process that has a context on a GPU is a helper, by its name: nothing else that is called so has one.

@@ -10,6 +10,7 @@ use gpupool_wire::control::{ROOM, Reply, Request};
 use harness::{Running, Traced, eventually, goes_on};
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -258,7 +259,7 @@ fn a_process_that_lies_about_what_it_freed_is_not_believed() {
     let machine = Machine::new("2x320MiB");
     let holder = machine.holder(machine.neighbour(0, 90), 240);
     let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let name = door_of(&path);
     let mut other = machine.start(machine.neighbour(0, 50));
     other.tell("take 160");
     let socket =
@@ -328,6 +329,24 @@ fn question(folder: &Folder, name: &str) -> (Socket<OwnedFd>, u64) {
     })
 }
 
+/// What the door of one whose page this is, is called.
+fn door_of(page: &Path) -> String {
+    page.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned()
+}
+
+/// GPU 0 is full: of one that works there and matters most, of one that matters little, and of one that only borrows as much there as is told, the page of which is like this.
+fn full_by_a_loan(bytes: u64) -> (Machine, Running, Running, Snapshot) {
+    let machine = Machine::new("2x320MiB");
+    let filler = machine.holder(machine.neighbour(0, 90), 80);
+    let low = machine.holder(machine.neighbour(0, 10), 100);
+    let mut like = machine.page(&filler);
+    for place in &mut like.levels.places.rows {
+        place.held = if place.is_gpu() && place.number == 0 { bytes } else { 0 };
+    }
+    like.levels.loans.rows = vec![Loan { number: 0, on_host: false, borrower: 1, bytes }];
+    (machine, filler, low, like)
+}
+
 fn done(moved: u64) -> Vec<u8> {
     Reply::Done { moved, stayed: 0, to_disk: 0, stored: 0, microseconds: 1, waited: 0 }.encode()
 }
@@ -339,7 +358,7 @@ fn who_has_been_heard_does_not_remove_the_door_of_who_comes_next() {
     let holder = machine.holder(machine.neighbour(0, 90), 240);
     let mut askers = [machine.holder(machine.neighbour(0, 50), 4), machine.holder(machine.neighbour(0, 50), 4)];
     let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let name = door_of(&path);
     let [first, second] = &mut askers;
     first.tell("take 160");
     eventually("a door", || path.with_extension("call").exists().then_some(()));
@@ -377,7 +396,7 @@ fn who_is_stopped_while_it_has_the_turn_is_passed_by_and_asks_when_it_goes_on() 
     let holder = machine.holder(machine.neighbour(0, 90), 240);
     let mut askers = [machine.holder(machine.neighbour(0, 50), 4), machine.holder(machine.neighbour(0, 50), 4)];
     let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let name = door_of(&path);
     let [stopped, other] = &mut askers;
     stopped.tell("take 160");
     eventually("a door", || path.with_extension("call").exists().then_some(()));
@@ -412,7 +431,7 @@ fn those_who_ask_one_are_served_in_the_order_in_which_they_came() {
     let asker = |_| machine.holder(machine.neighbour(0, 50).env("GPUPOOL_RECALL_WAIT", "3s"), 2);
     let mut askers: Vec<Running> = (0..5).map(asker).collect();
     let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let name = door_of(&path);
     let page = std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
     let in_line = || {
         let locks = std::fs::read_to_string("/proc/locks").unwrap();
@@ -444,16 +463,9 @@ fn those_who_ask_one_are_served_in_the_order_in_which_they_came() {
 /// Its page tells of its loans up to a second late, and who works there is not to lose what it has for that.
 #[test]
 fn nobody_gives_its_own_while_others_have_loans_that_their_pages_do_not_tell_of_yet() {
-    let machine = Machine::new("2x320MiB");
-    let filler = machine.holder(machine.neighbour(0, 90), 80);
-    let low = machine.holder(machine.neighbour(0, 10), 100);
-    let mut like = machine.page(&filler);
-    for place in &mut like.levels.places.rows {
-        place.held = if place.is_gpu() && place.number == 0 { 20 * MIB } else { 0 };
-    }
-    like.levels.loans.rows = vec![Loan { number: 0, on_host: false, borrower: 1, bytes: 20 * MIB }];
+    let (machine, filler, low, like) = full_by_a_loan(20 * MIB);
     let (folder, path) = pretend(&machine, &like);
-    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let name = door_of(&path);
     let mut asker = machine.start(machine.neighbour(0, 50));
     asker.tell("take 190");
     let (socket, bytes) = question(&folder, &name);
@@ -500,7 +512,7 @@ fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
         place.held = if place.is_gpu() && place.number == 0 { 20 * MIB } else { 0 };
     }
     let (folder, path) = pretend(&machine, &like);
-    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let name = door_of(&path);
     let mut other = machine.start(machine.neighbour(0, 50));
     other.tell("take 160");
     let none: [OwnedFd; 0] = [];
@@ -531,7 +543,7 @@ fn who_is_heard_to_free_memory_is_waited_for() {
     let machine = Machine::new("2x320MiB");
     let holder = machine.holder(machine.neighbour(0, 90), 240);
     let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let name = door_of(&path);
     let wait = Duration::from_millis(1200);
     let mut other = machine.start(machine.neighbour(0, 50).env("GPUPOOL_RECALL_WAIT", "1200ms"));
     other.tell("take 160");
@@ -566,7 +578,7 @@ fn who_gives_for_longer_than_the_wait_and_then_stands_still_keeps_nobody_else_fr
     let machine = Machine::new("2x320MiB");
     let low = machine.holder(machine.neighbour(0, 10), 240);
     let (folder, path) = pretend(&machine, &machine.page(&low));
-    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let name = door_of(&path);
     let wait = Duration::from_secs(3);
     let mut high = machine.start(machine.neighbour(0, 90).env("GPUPOOL_RECALL_WAIT", "3s"));
     high.tell("take 160");
@@ -606,16 +618,9 @@ fn who_gives_for_longer_than_the_wait_and_then_stands_still_keeps_nobody_else_fr
 /// What is on its way to become a block's is none yet. Its page says that it takes memory of a GPU that it does not work on, as it does from the driver's call on.
 #[test]
 fn who_makes_its_first_loan_at_that_very_moment_is_asked_again_and_nobody_gives_its_own() {
-    let machine = Machine::new("2x320MiB");
-    let filler = machine.holder(machine.neighbour(0, 90), 80);
-    let low = machine.holder(machine.neighbour(0, 10), 100);
-    let mut like = machine.page(&filler);
-    for place in &mut like.levels.places.rows {
-        place.held = if place.is_gpu() && place.number == 0 { 80 * MIB } else { 0 };
-    }
-    like.levels.loans.rows = vec![Loan { number: 0, on_host: false, borrower: 1, bytes: 80 * MIB }];
+    let (machine, filler, low, like) = full_by_a_loan(80 * MIB);
     let (folder, path) = pretend_that(&machine, &like, Took { is_taking: true, last: 0 });
-    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let name = door_of(&path);
     let mut asker = machine.start(machine.neighbour(0, 50));
     asker.tell("take 190");
     let none: [OwnedFd; 0] = [];
@@ -669,7 +674,7 @@ fn a_program_works_on_while_one_of_its_threads_waits_for_an_answer() {
     super::at_work(&mut program, 1);
     let holder = machine.holder(machine.neighbour(0, 90), 220);
     let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let name = door_of(&path);
     program.ask("allocate 120");
     let (socket, _) = question(&folder, &name);
     for _ in 0..3 {
