@@ -10,7 +10,7 @@ use gpupool_wire::control::{ROOM, Reply, Request};
 use harness::{Running, Traced, eventually, goes_on};
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -228,13 +228,14 @@ fn two_that_ask_each_other_at_once_do_not_wait_for_each_other() {
     });
 }
 
-/// This process, as one that runs under gpupool would look: a page that says it has a gigabyte of the GPU and matters least.
-fn pretend(machine: &Machine, like: &Snapshot) -> (Folder, std::path::PathBuf) {
+/// This process, as one that runs under gpupool would look: a page that says it has what `like` has and matters least; its folder, itself and the name of
+/// its door.
+fn pretend(machine: &Machine, like: &Snapshot) -> (Folder, PathBuf, String) {
     pretend_that(machine, like, Took::default())
 }
 
 /// The same, where its page says that of what it takes of GPUs.
-fn pretend_that(machine: &Machine, like: &Snapshot, took: Took) -> (Folder, std::path::PathBuf) {
+fn pretend_that(machine: &Machine, like: &Snapshot, took: Took) -> (Folder, PathBuf, String) {
     let nowhere = machine.folder.path().join("none");
     let roots = Roots {
         session: Some(machine.folder.path().to_owned()),
@@ -251,15 +252,15 @@ fn pretend_that(machine: &Machine, like: &Snapshot, took: Took) -> (Folder, std:
     levels.updated = gpupool_metrics::now();
     assert!(page.levels(&levels));
     page.memory().tell_took(took);
-    (folder, path)
+    let door = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    (folder, path, door)
 }
 
 #[test]
 fn a_process_that_lies_about_what_it_freed_is_not_believed() {
     let machine = Machine::new("2x320MiB");
     let holder = machine.holder(machine.neighbour(0, 90), 240);
-    let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = door_of(&path);
+    let (folder, path, name) = pretend(&machine, &machine.page(&holder));
     let mut other = machine.start(machine.neighbour(0, 50));
     other.tell("take 160");
     let socket =
@@ -329,11 +330,6 @@ fn question(folder: &Folder, name: &str) -> (Socket<OwnedFd>, u64) {
     })
 }
 
-/// What the door of one whose page this is, is called.
-fn door_of(page: &Path) -> String {
-    page.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned()
-}
-
 /// GPU 0 is full: of one that works there and matters most, of one that matters little, and of one that only borrows as much there as is told, the page of which is like this.
 fn full_by_a_loan(bytes: u64) -> (Machine, Running, Running, Snapshot) {
     let machine = Machine::new("2x320MiB");
@@ -357,8 +353,7 @@ fn who_has_been_heard_does_not_remove_the_door_of_who_comes_next() {
     let machine = Machine::new("2x320MiB");
     let holder = machine.holder(machine.neighbour(0, 90), 240);
     let mut askers = [machine.holder(machine.neighbour(0, 50), 4), machine.holder(machine.neighbour(0, 50), 4)];
-    let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = door_of(&path);
+    let (folder, path, name) = pretend(&machine, &machine.page(&holder));
     let [first, second] = &mut askers;
     first.tell("take 160");
     eventually("a door", || path.with_extension("call").exists().then_some(()));
@@ -395,8 +390,7 @@ fn who_is_stopped_while_it_has_the_turn_is_passed_by_and_asks_when_it_goes_on() 
     let machine = Machine::new("2x320MiB");
     let holder = machine.holder(machine.neighbour(0, 90), 240);
     let mut askers = [machine.holder(machine.neighbour(0, 50), 4), machine.holder(machine.neighbour(0, 50), 4)];
-    let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = door_of(&path);
+    let (folder, path, name) = pretend(&machine, &machine.page(&holder));
     let [stopped, other] = &mut askers;
     stopped.tell("take 160");
     eventually("a door", || path.with_extension("call").exists().then_some(()));
@@ -430,8 +424,7 @@ fn those_who_ask_one_are_served_in_the_order_in_which_they_came() {
     let wait = Duration::from_secs(3);
     let asker = |_| machine.holder(machine.neighbour(0, 50).env("GPUPOOL_RECALL_WAIT", "3s"), 2);
     let mut askers: Vec<Running> = (0..5).map(asker).collect();
-    let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = door_of(&path);
+    let (folder, path, name) = pretend(&machine, &machine.page(&holder));
     let page = std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
     let in_line = || {
         let locks = std::fs::read_to_string("/proc/locks").unwrap();
@@ -464,8 +457,7 @@ fn those_who_ask_one_are_served_in_the_order_in_which_they_came() {
 #[test]
 fn nobody_gives_its_own_while_others_have_loans_that_their_pages_do_not_tell_of_yet() {
     let (machine, filler, low, like) = full_by_a_loan(20 * MIB);
-    let (folder, path) = pretend(&machine, &like);
-    let name = door_of(&path);
+    let (folder, path, name) = pretend(&machine, &like);
     let mut asker = machine.start(machine.neighbour(0, 50));
     asker.tell("take 190");
     let (socket, bytes) = question(&folder, &name);
@@ -511,8 +503,7 @@ fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
     for place in &mut like.levels.places.rows {
         place.held = if place.is_gpu() && place.number == 0 { 20 * MIB } else { 0 };
     }
-    let (folder, path) = pretend(&machine, &like);
-    let name = door_of(&path);
+    let (folder, path, name) = pretend(&machine, &like);
     let mut other = machine.start(machine.neighbour(0, 50));
     other.tell("take 160");
     let none: [OwnedFd; 0] = [];
@@ -542,8 +533,7 @@ fn who_has_more_than_its_page_says_is_asked_for_it_and_waited_for() {
 fn who_is_heard_to_free_memory_is_waited_for() {
     let machine = Machine::new("2x320MiB");
     let holder = machine.holder(machine.neighbour(0, 90), 240);
-    let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = door_of(&path);
+    let (folder, path, name) = pretend(&machine, &machine.page(&holder));
     let wait = Duration::from_millis(1200);
     let mut other = machine.start(machine.neighbour(0, 50).env("GPUPOOL_RECALL_WAIT", "1200ms"));
     other.tell("take 160");
@@ -577,8 +567,7 @@ fn who_is_heard_to_free_memory_is_waited_for() {
 fn who_gives_for_longer_than_the_wait_and_then_stands_still_keeps_nobody_else_from_being_asked() {
     let machine = Machine::new("2x320MiB");
     let low = machine.holder(machine.neighbour(0, 10), 240);
-    let (folder, path) = pretend(&machine, &machine.page(&low));
-    let name = door_of(&path);
+    let (folder, path, name) = pretend(&machine, &machine.page(&low));
     let wait = Duration::from_secs(3);
     let mut high = machine.start(machine.neighbour(0, 90).env("GPUPOOL_RECALL_WAIT", "3s"));
     high.tell("take 160");
@@ -619,8 +608,7 @@ fn who_gives_for_longer_than_the_wait_and_then_stands_still_keeps_nobody_else_fr
 #[test]
 fn who_makes_its_first_loan_at_that_very_moment_is_asked_again_and_nobody_gives_its_own() {
     let (machine, filler, low, like) = full_by_a_loan(80 * MIB);
-    let (folder, path) = pretend_that(&machine, &like, Took { is_taking: true, last: 0 });
-    let name = door_of(&path);
+    let (folder, path, name) = pretend_that(&machine, &like, Took { is_taking: true, last: 0 });
     let mut asker = machine.start(machine.neighbour(0, 50));
     asker.tell("take 190");
     let none: [OwnedFd; 0] = [];
@@ -673,8 +661,7 @@ fn a_program_works_on_while_one_of_its_threads_waits_for_an_answer() {
     let mut program = machine.start(machine.run().env("GPUPOOL_RECALL_WAIT", "30s"));
     super::at_work(&mut program, 1);
     let holder = machine.holder(machine.neighbour(0, 90), 220);
-    let (folder, path) = pretend(&machine, &machine.page(&holder));
-    let name = door_of(&path);
+    let (folder, path, name) = pretend(&machine, &machine.page(&holder));
     program.ask("allocate 120");
     let (socket, _) = question(&folder, &name);
     for _ in 0..3 {
