@@ -151,9 +151,6 @@ pub struct Kind {
     /// Bytes that it names.
     pub bytes: u64,
     pub function: u32,
-    /// Nanoseconds of pass more than at first that were charged as if it read them many times, since nothing was measured, and what was charged.
-    unsure_ns: f32,
-    unsure_charged_ns: f32,
     /// The gain that was told last.
     told: f32,
     /// What is known of launches with operands like its own.
@@ -412,8 +409,6 @@ impl Kinds {
             samples: Samples::default(),
             bytes: 0,
             function,
-            unsure_ns: 0.0,
-            unsure_charged_ns: 0.0,
             told: 0.0,
             operands: None,
             any_shape: None,
@@ -547,6 +542,19 @@ impl Kinds {
         of(kind.operands).or_else(|| of(kind.any_shape.filter(|_| !is_new)))
     }
 
+    /// What is known of operands like its own, by its number.
+    pub fn shape(&self, kind: u32) -> Option<u32> {
+        self.get(kind)?.operands
+    }
+
+    /// How a launch of this kind reads an extent, weighed by what is known now.
+    pub fn part_of(&mut self, kind: u32, slot: u32, extents: &Extents) -> Option<Use> {
+        let (weights, once) = (self.weights(kind), self.once);
+        let known = self.get_mut(kind)?;
+        known.weigh(weights, once, extents);
+        known.uses.iter().find(|part| part.slot == slot).copied()
+    }
+
     /// What is known of launches of its very shape.
     fn own_shape(&self, kind: u32) -> Option<&Operands> {
         self.operands.get(self.get(kind)?.operands? as usize)
@@ -583,18 +591,6 @@ impl Kinds {
         if let Some(operands) = index.and_then(|index| self.operands.get_mut(index as usize)) {
             operands.is_not_tried(operand);
         }
-    }
-
-    /// What was charged for it on the strength of nothing, as far as that is more than `passes` over what was far.
-    fn charged_too_much(&mut self, id: u32, passes: f32, is_measured: bool) -> f32 {
-        let Some(kind) = self.get_mut(id) else { return 0.0 };
-        let right_ns = (kind.unsure_ns * passes).min(kind.unsure_charged_ns);
-        let too_much = kind.unsure_charged_ns - right_ns;
-        kind.unsure_charged_ns = right_ns;
-        if is_measured {
-            (kind.unsure_ns, kind.unsure_charged_ns) = (0.0, 0.0);
-        }
-        too_much
     }
 
     /// No launch of its function and shape was timed with anything far.
@@ -689,20 +685,20 @@ impl Kinds {
         function.is_none_or(|function| function.samples < EAGER || function.gain().is_none())
     }
 
-    /// A launch took so long. Answers whether what is known has become something else by it, and what was charged too much before.
+    /// A launch took so long. Answers whether what is known has become something else by it.
     ///
     /// `least`: nanoseconds that a pass over each operand takes at least, wherever it lies.
-    pub fn timed(&mut self, id: u32, pass_ns: f32, passes: &Passes, least: &Passes, ns: f32) -> (bool, f32) {
-        let Some(kind) = self.kinds.get_mut(id as usize) else { return (false, 0.0) };
-        let Some(hot) = self.hot.get_mut(id as usize) else { return (false, 0.0) };
-        let Some(function) = self.functions.get_mut(kind.function as usize) else { return (false, 0.0) };
+    pub fn timed(&mut self, id: u32, pass_ns: f32, passes: &Passes, least: &Passes, ns: f32) -> bool {
+        let Some(kind) = self.kinds.get_mut(id as usize) else { return false };
+        let Some(hot) = self.hot.get_mut(id as usize) else { return false };
+        let Some(function) = self.functions.get_mut(kind.function as usize) else { return false };
         if !hot.settled {
             let index = kind.operands;
             let operands = index.and_then(|index| self.operands.get_mut(index as usize));
             if operands.is_some_and(|operands| operands.bind(passes, ns) | operands.bind(least, ns)) {
                 function.version = function.version.wrapping_add(1);
             }
-            return (false, self.charged_too_much(id, (1.0 + operands::TOLD) * self.most_read(id), false));
+            return false;
         }
         let mut weighs_otherwise = false;
         for index in [kind.operands, kind.any_shape].into_iter().flatten() {
@@ -717,8 +713,7 @@ impl Kinds {
         if kind.is_weighed {
             // Passes of operands that were weighed say nothing of those that were not.
             hot.version = hot.version.wrapping_sub(1);
-            let most = self.weights(id).map_or(UNKNOWN, |weights| weights.most());
-            return (weighs_otherwise, self.charged_too_much(id, most, true));
+            return weighs_otherwise;
         }
         if kind.samples.add(pass_ns, ns) {
             function.gain = None;
@@ -759,20 +754,13 @@ impl Kinds {
             hot.version = function.version.wrapping_sub(1);
         }
         is_news |= weighs_otherwise;
-        let weights = self.weights(id);
-        let (gain, basis) = self.known(id);
-        let (gain, basis) = match weights {
-            Some(weights) => (weights.most(), Basis::Measured),
-            None => (gain, basis),
-        };
-        let Some(kind) = self.kinds.get_mut(id as usize) else { return (false, 0.0) };
+        let gain = self.weights(id).map_or_else(|| self.known(id).0, |weights| weights.most());
+        let Some(kind) = self.kinds.get_mut(id as usize) else { return false };
         if differs(kind.told, gain) {
             kind.told = gain;
             is_news = true;
         }
-        let is_measured = basis == Basis::Measured;
-        let passes = if is_measured { gain } else { (1.0 + operands::TOLD) * self.most_read(id) };
-        (is_news, self.charged_too_much(id, passes, is_measured))
+        is_news
     }
 
     /// Nanoseconds that are gained for each nanosecond of far pass that a launch of this kind no longer has, and whether that is
@@ -879,25 +867,10 @@ impl Kinds {
         kind.uses.iter().map(|part| self.bound_if_known(id, part.operand)).reduce(f32::max).unwrap_or(f32::INFINITY)
     }
 
-    /// The same, and [`UNKNOWN`] where none were.
-    fn most_read(&self, id: u32) -> f32 {
-        UNKNOWN.min(self.most_by_time(id))
-    }
-
     /// What is charged for a pass over an operand of a launch of which nothing was measured; `None` where something was.
     pub fn charge_unmeasured(&self, id: u32, operand: Option<u8>) -> Option<f32> {
         let is_unmeasured = self.known_by_times(id).1 == Basis::Nothing;
         is_unmeasured.then(|| self.at_most(id, UNKNOWN.min((1.0 + operands::TOLD) * self.bound(id, operand))))
-    }
-
-    /// So much was charged for a launch of which nothing is measured, for so many nanoseconds of pass.
-    pub fn unsure(&mut self, id: u32, pass_ns: f32, charged_ns: f32) {
-        if matches!(self.known(id), (_, Basis::Nothing))
-            && let Some(kind) = self.get_mut(id)
-        {
-            kind.unsure_ns += pass_ns;
-            kind.unsure_charged_ns += charged_ns;
-        }
     }
 
     pub fn guessed(&mut self, kind: u32) {

@@ -61,7 +61,8 @@
 //!
 //! # What it costs
 //! Memory: at most 2^16 extents (about 130 bytes each), 2^16 kinds of launches (about 200 bytes and 12 for each pointer), 2^20 uses
-//! in the timeline (12 bytes each) and a ring of 2^17 launches (8 bytes each). A launch that was seen before allocates nothing. What
+//! in the timeline (12 bytes each) and a ring of 2^17 launches (8 bytes each). A launch that was seen before allocates nothing, unless it is charged
+//! with something of which nothing was measured. What
 //! is worked out at a cycle's end takes about 10 ns for each use of an extent in it, and is done for each eighth to sixty-fourth
 //! cycle while nothing changes. A question whether to move ([`Tiers::before`]) looks at every extent only where something may be worth it.
 //!
@@ -85,6 +86,7 @@ mod search;
 mod tiers;
 mod timeline;
 mod units;
+mod unmeasured;
 
 pub use extents::FRAME;
 pub use interface::{Launch, Ledger, Range, Reader, Settings, Swap, Timed, Told, Whereabouts, Why};

@@ -81,7 +81,7 @@ impl Tiers {
         self.moves_for_last = true;
         self.refresh_all(at);
         if self.must_return(id) {
-            let back = self.swap_back(id, self.account.is_wrong(), at);
+            let back = self.swap_back(Some(id), self.account.is_wrong(), at);
             if back.is_some() {
                 return back;
             }
@@ -139,10 +139,11 @@ impl Tiers {
         swap
     }
 
-    /// Brings back what this launch would find near if nothing had moved, in place of what would be far; or all that would be near.
-    fn swap_back(&mut self, id: u32, all: bool, at: &impl Whereabouts) -> Option<Swap> {
-        let kind = self.kinds.get(id)?;
-        let is_used = |slot: u32| kind.uses.iter().any(|part| part.slot == slot);
+    /// Brings back what this launch would find near if nothing had moved, in place of what would be far, once launches have lost enough by it
+    /// ([`Extent::is_due`]). Without a launch, whatever is due; `all`: due or not.
+    pub(crate) fn swap_back(&mut self, launch: Option<u32>, all: bool, at: &impl Whereabouts) -> Option<Swap> {
+        let uses = launch.and_then(|id| self.kinds.get(id)).map_or(&[][..], |kind| &kind.uses);
+        let is_used = |slot: u32| uses.iter().any(|part| part.slot == slot);
         let mut guests: Vec<(bool, f32, u32)> = self
             .extents
             .live()
@@ -155,7 +156,7 @@ impl Tiers {
         let mut out: Vec<Range> = Vec::new();
         let mut room = at.near_room();
         let mut swap = Swap { is_back: true, ..Swap::default() };
-        let others: Vec<kinds::Use> = if all {
+        let others: Vec<kinds::Use> = if all || launch.is_none() {
             let others = self.extents.live().filter(|(slot, extent)| extent.displaced() > 0 && !is_used(*slot));
             others
                 .map(|(slot, extent)| kinds::Use {
@@ -170,17 +171,18 @@ impl Tiers {
         } else {
             Vec::new()
         };
-        let charges = self.charges_of(id, at);
+        let charges = launch.map_or_else(Vec::new, |id| self.charges_of(id, at));
         let is_due = |slot: u32, extent: &Extent| {
             let more_ns = charges.iter().filter(|charge| charge.0 == slot).map(|charge| charge.1).sum();
             extent.is_due(more_ns)
         };
-        for part in kind.uses.iter().chain(&others) {
+        for part in uses.iter().chain(&others) {
             let Some(extent) = self.extents.get(part.slot) else { continue };
             if extent.displaced() <= 0 || extent.stays_until > self.cycles || !all && !is_due(part.slot, extent) {
                 continue;
             }
-            swap.gain_ns += f64::from(self.kinds.credit(id, -1.0) * part.part * -extent.saved_ns(self.cycles));
+            let credit = launch.map_or(0.0, |id| self.kinds.credit(id, -1.0));
+            swap.gain_ns += f64::from(credit * part.part * -extent.saved_ns(self.cycles));
             for (range, place) in self.extents.displaced(part.slot, false, at) {
                 let mut back = vec![range];
                 room -= take(&mut back, room, &mut swap.near);

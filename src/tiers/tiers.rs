@@ -8,6 +8,7 @@ use crate::kinds::{self, COPY, Kinds, Moment, NONE, Worth};
 use crate::links::Links;
 use crate::operands::{self, MOST as MOST_OPERANDS, Passes};
 use crate::timeline::Timeline;
+use crate::unmeasured::Unmeasured;
 use std::fmt::Write;
 
 /// Measurements under way that are remembered: programs run some hundred launches ahead of the device.
@@ -120,6 +121,7 @@ pub struct Tiers {
     pub(crate) cycle: Cycle,
     pub(crate) timeline: Timeline,
     pub(crate) account: Account,
+    unmeasured: Unmeasured,
     /// Cycles so far.
     pub(crate) cycles: u64,
     /// Cycles since the program last began to do something else.
@@ -185,6 +187,7 @@ impl Tiers {
             cycle: Cycle::new(),
             timeline: Timeline::default(),
             account: Account::new(settings.share),
+            unmeasured: Unmeasured::default(),
             prices: Prices::new(settings.links.clone()),
             cycles: 0,
             seen: 0,
@@ -327,6 +330,7 @@ impl Tiers {
         if self.kinds.is_full() {
             let names = self.kinds.forget_before(self.cycle.position.saturating_sub(HISTORY / 2));
             self.cycle.rename(&names);
+            self.unmeasured.rename(&names);
             for Pending { kind, .. } in &mut self.pending {
                 *kind = names.get(*kind as usize).copied().unwrap_or(NONE);
             }
@@ -375,10 +379,11 @@ impl Tiers {
         let must_return = (is_at_stake || self.account.is_wrong()) && self.must_return(kind);
         if is_at_stake {
             self.account.saved(f64::from(worth.saved_ns));
-            self.kinds.unsure(kind, worth.lost_ns, worth.charged_ns);
         }
+        self.unmeasured.launched();
         if worth.charged_ns > 1.0 {
             self.have_lost(kind, at);
+            self.note_unmeasured(kind, at);
         }
         self.last = (kind, worth);
         if let Some(shape) = hot.shape() {
@@ -403,6 +408,11 @@ impl Tiers {
             || self.account.is_wrong() && self.cycle.position >= self.all_back_again
     }
 
+    /// More is lost than there was to lose, or what was gained is contradicted, and something can come back: that is paid for already.
+    pub(crate) fn owes(&self) -> bool {
+        self.account.reserve > 0.0 && (self.account.free() < 0.0 || self.account.is_wrong())
+    }
+
     /// Whether a launch may lose more by what is farther than at first than there is to lose.
     pub(crate) fn loses_too_much(&self, hot: &kinds::Hot) -> bool {
         hot.worth.saved_ns < -1.0 && f64::from(-hot.worth.saved_ns) > self.account.free()
@@ -411,15 +421,15 @@ impl Tiers {
     /// What is charged for a launch as memory lies now, extent by extent, nanoseconds.
     pub(crate) fn charges_of(&self, id: u32, at: &impl Whereabouts) -> Vec<(u32, f64)> {
         let charge = self.kinds.credit(id, -1.0);
-        let of = |part: &kinds::Use| Some((part.slot, self.charge_for(id, part, charge, at)?));
+        let of = |part: &kinds::Use| Some((part.slot, self.charge_for(id, part, charge, at)?.1));
         self.kinds.get(id).map_or_else(Vec::new, |known| known.uses.iter().filter_map(of).collect())
     }
 
-    /// What is charged for one part of it, where it loses anything by that.
-    fn charge_for(&self, id: u32, part: &kinds::Use, charge: f32, at: &impl Whereabouts) -> Option<f64> {
+    /// Nanoseconds of a pass that one part of it has more than at first, and what is charged for them, where it loses anything by that.
+    fn charge_for(&self, id: u32, part: &kinds::Use, charge: f32, at: &impl Whereabouts) -> Option<(f64, f64)> {
         let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at)?;
         let lost_ns = -read.saved_ns;
-        (lost_ns > 0.0).then(|| f64::from(self.charge_of(id, part, charge) * lost_ns))
+        (lost_ns > 0.0).then(|| (f64::from(lost_ns), f64::from(self.charge_of(id, part, charge) * lost_ns)))
     }
 
     /// Nanoseconds that are charged for each nanosecond of far pass that this part of a launch has more than at first, where `charge` are if that was measured.
@@ -435,8 +445,68 @@ impl Tiers {
     /// How often this part of a launch crosses the link. Operands that were far each time are not told apart from the launch's own time: that is no reason to leave
     /// them far.
     fn passes_of(&self, id: u32, part: &kinds::Use) -> f32 {
-        let is_unknown = part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand));
-        if is_unknown { self.kinds.bound(id, part.operand) } else { part.weight() }
+        if self.is_unknown(id, part) { self.kinds.bound(id, part.operand) } else { part.weight() }
+    }
+
+    /// A launch like this one was measured, but not how often it reads this part.
+    fn is_unknown(&self, id: u32, part: &kinds::Use) -> bool {
+        part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand))
+    }
+
+    /// What is charged for this part of a launch is what it could be, or a guess, since it was not measured.
+    fn is_unmeasured(&self, id: u32, part: &kinds::Use) -> bool {
+        self.kinds.is_unsure(id) || self.is_unknown(id, part)
+    }
+
+    /// Remembers what the last launch is charged with on the strength of nothing, as memory lies now.
+    fn note_unmeasured(&mut self, id: u32, at: &impl Whereabouts) {
+        if self.kinds.hot(id).is_none_or(|hot| !hot.unsure) {
+            return;
+        }
+        let (charge, shape) = (self.kinds.credit(id, -1.0), self.kinds.shape(id));
+        let part = |tiers: &Self, index: usize| tiers.kinds.get(id)?.uses.get(index).copied();
+        let mut index = 0;
+        while let Some(part) = part(self, index) {
+            index += 1;
+            if self.is_unmeasured(id, &part)
+                && let Some((pass_ns, charged_ns)) = self.charge_for(id, &part, charge, at)
+            {
+                self.unmeasured.charge(shape, id, &part, pass_ns, charged_ns);
+            }
+        }
+    }
+
+    /// A launch of this kind was measured: what launches like it were charged with before is charged anew, and what was too much is given back.
+    fn charge_anew(&mut self, id: u32) {
+        let shape = self.kinds.shape(id);
+        let all = self.unmeasured.like(shape, id);
+        if all.is_empty() {
+            return;
+        }
+        for (key, charge) in all {
+            let part = self.kinds.part_of(key.kind, key.slot, &self.extents);
+            let is_same =
+                |part: &kinds::Use| part.generation == charge.generation && self.kinds.shape(key.kind) == shape;
+            let Some(part) = part.filter(is_same) else {
+                self.unmeasured.is_settled(&key);
+                continue;
+            };
+            // A guess may turn out to be too low, and what was given back is not asked for again: until it is measured, only what no time leaves room for is.
+            let is_unmeasured = self.is_unmeasured(key.kind, &part);
+            let now = match is_unmeasured {
+                true => CERTAIN * self.kinds.bound(key.kind, part.operand),
+                false => self.charge_of(key.kind, &part, self.kinds.credit(key.kind, -1.0)),
+            };
+            let too_much = charge.too_much(f64::from(now));
+            self.account.saved(too_much);
+            self.extents.lost(key.slot, -too_much);
+            if is_unmeasured {
+                self.unmeasured.was_too_much(&key, too_much);
+            } else {
+                self.unmeasured.is_settled(&key);
+            }
+        }
+        self.account.reserve = self.extents.reserve_ns();
     }
 
     /// What is charged for a launch counts as lost by its extents.
@@ -445,24 +515,10 @@ impl Tiers {
         let part = |tiers: &Self, index: usize| tiers.kinds.get(id)?.uses.get(index).copied();
         let mut index = 0;
         while let Some(part) = part(self, index) {
-            if let Some(ns) = self.charge_for(id, &part, charge, at) {
+            if let Some((_, ns)) = self.charge_for(id, &part, charge, at) {
                 self.extents.lost(part.slot, ns);
             }
             index += 1;
-        }
-        self.account.reserve = self.extents.reserve_ns();
-    }
-
-    /// So much of what was charged for launches of a kind was too much: its extents have lost as much less.
-    fn have_lost_less(&mut self, id: u32, ns: f64) {
-        let slots = || self.kinds.get(id).into_iter().flat_map(|kind| &kind.uses).map(|part| part.slot);
-        let parts: Vec<(u32, f64)> = slots()
-            .filter_map(|slot| Some((slot, self.extents.get(slot)?.back_ns)))
-            .filter(|part| part.1 > 0.0)
-            .collect();
-        let all: f64 = parts.iter().map(|part| part.1).sum();
-        for (slot, back_ns) in parts {
-            self.extents.lost(slot, -ns * back_ns / all);
         }
         self.account.reserve = self.extents.reserve_ns();
     }
@@ -538,7 +594,10 @@ impl Tiers {
         let (id, before) = self.last;
         let (now, _) = self.worth_of(id, at);
         self.account.saved(f64::from(now.saved_ns) - f64::from(before.saved_ns));
-        self.kinds.unsure(id, now.lost_ns - before.lost_ns, now.charged_ns - before.charged_ns);
+        self.unmeasured.take_back_last();
+        if now.charged_ns > 1.0 {
+            self.note_unmeasured(id, at);
+        }
         self.last = (id, now);
     }
 
@@ -555,7 +614,7 @@ impl Tiers {
                 gained_ns += part.weight() * saved_ns;
                 continue;
             }
-            is_unknown |= part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand));
+            is_unknown |= self.is_unknown(id, part);
             worth.lost_ns += self.passes_of(id, part) * -saved_ns;
             worth.charged_ns += self.charge_of(id, part, charge) * -saved_ns;
         }
@@ -602,12 +661,8 @@ impl Tiers {
         self.pending[launch as usize % PENDING].launch = u64::MAX;
         let (gain, _) = self.kinds.gain(kind);
         let function = self.kinds.function_of(kind).map_or(0, |function| function.name);
-        let (is_news, too_much) = self.kinds.timed(kind, pass_ns, &passes, &least, nanoseconds as f32);
-        self.measured += u64::from(is_news);
-        self.account.saved(f64::from(too_much));
-        if too_much > 0.0 {
-            self.have_lost_less(kind, f64::from(too_much));
-        }
+        self.measured += u64::from(self.kinds.timed(kind, pass_ns, &passes, &least, nanoseconds as f32));
+        self.charge_anew(kind);
         Some(Timed { function, kind, far_ns: pass_ns, by_operand: passes, gain })
     }
 

@@ -55,7 +55,7 @@ pub(super) fn is_under_way() -> bool {
     STATE.load(Ordering::Acquire) == ASKED
 }
 
-/// A move had all the memory that it needs.
+/// A move was made, with all the memory that it needs.
 pub(super) fn had_all() {
     let _ = STATE.compare_exchange(MADE, NOTHING, Ordering::AcqRel, Ordering::Relaxed);
 }

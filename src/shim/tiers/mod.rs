@@ -67,8 +67,10 @@ pub struct Home {
     timing: timing::Timing,
     /// A thread moves something for it. Others do not begin a second swap meanwhile.
     is_moving: AtomicBool,
-    /// Until then nothing is tried, on the clock of [`now`]: the last try waited in vain.
+    /// Until then nothing is tried, on the clock of [`now`]: the last try was in vain.
     rests_until: AtomicU64,
+    /// Until then no launch waits for a try: the last one waited in vain.
+    waits_rest_until: AtomicU64,
     /// What moves may take where the program waits.
     purse: idle::Purse,
     /// How work that is waited for is seen to go on.
@@ -262,6 +264,7 @@ impl Home {
             timing: timing::Timing::default(),
             is_moving: AtomicBool::new(false),
             rests_until: AtomicU64::new(0),
+            waits_rest_until: AtomicU64::new(0),
             purse: idle::Purse::new(now()),
             progress: progress::Progress::default(),
             told_of_cycle: AtomicU64::new(now()),

@@ -27,17 +27,29 @@ pub enum Why {
     Launch,
     /// The program has waited, and what is used most comes near.
     Idle,
-    /// What launches lose by comes back.
+    /// What launches lose by comes back before one.
     Back,
+    /// The same where the program has waited.
+    BackIdle,
     /// Every launch moves something.
     Stress,
 }
 
 impl Why {
+    /// What launches lose by comes back.
+    fn is_back(self) -> bool {
+        matches!(self, Self::Back | Self::BackIdle)
+    }
+
+    /// The program has just waited, and nothing is waited for.
+    fn is_at_rest(self) -> bool {
+        matches!(self, Self::Idle | Self::BackIdle)
+    }
+
     fn word(self) -> &'static str {
         match self {
             Self::Launch | Self::Back => "launch",
-            Self::Idle => "idle",
+            Self::Idle | Self::BackIdle => "idle",
             Self::Stress => "stress",
         }
     }
@@ -94,12 +106,18 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     if capture::has_graphs() && why != Why::Stress {
         return report_graphs();
     }
-    let why = if swap.is_back && why == Why::Launch { Why::Back } else { why };
+    let why = match why {
+        Why::Launch if swap.is_back => Why::Back,
+        Why::Idle if swap.is_back => Why::BackIdle,
+        why => why,
+    };
     let begun = now();
-    if begun < home.rests_until.load(Ordering::Relaxed) {
+    if begun < home.rests_until.load(Ordering::Relaxed)
+        || !why.is_at_rest() && begun < home.waits_rest_until.load(Ordering::Relaxed)
+    {
         return not_begun(home, swap);
     }
-    if why != Why::Back && ahead::is_under_way() {
+    if !why.is_back() && ahead::is_under_way() {
         return not_begun(home, swap);
     }
     // What only might be a reason is none: quiet is proven for all work, however it was submitted, and proven again before anything
@@ -121,9 +139,10 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     if let WhyNot::Disturbed(Disturbed::NotHere(reason)) = &why_not {
         rest(home, reason);
     } else if matches!(why_not, WhyNot::Disturbed(_) | WhyNot::Stuck(_)) && why != Why::Stress {
-        // A program that is never quiet loses no more by such waits than it would by moving.
+        // A program that is never quiet loses no more by such waits than it would by moving. Where it has waited itself nothing is waited for, however long launches did in vain.
         let share = u64::from(share().max(1));
-        home.rests_until.store(now() + (now() - begun) * 1000 / share, Ordering::Relaxed);
+        let rests_until = if why.is_at_rest() { &home.rests_until } else { &home.waits_rest_until };
+        rests_until.store(now() + (now() - begun) * 1000 / share, Ordering::Relaxed);
     }
     match &why_not {
         WhyNot::Disturbed(Disturbed::NotHere(_)) => {}
@@ -553,7 +572,7 @@ impl<'a> Stop<'a> {
         let (queue, still) = match why {
             Why::Launch | Why::Back => (QUEUE, home.progress.still()),
             Why::Stress => (QUEUE_UNDER_STRESS, QUEUE_UNDER_STRESS),
-            Why::Idle => (Duration::ZERO, Duration::ZERO),
+            Why::Idle | Why::BackIdle => (Duration::ZERO, Duration::ZERO),
         };
         Self {
             home,
@@ -632,7 +651,7 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
     }
     let unmade = Cell::new(false);
     let makes = |place: Place, bytes: u64| {
-        let may = matches!(why, Why::Stress | Why::Back) || ahead::may_make(place, bytes);
+        let may = why == Why::Stress || why.is_back() || ahead::may_make(place, bytes);
         unmade.set(unmade.get() || !may);
         may
     };
@@ -642,10 +661,13 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
         ahead::ask(home.gpu, wishes);
         return Err(Failed::Other(WhyNot::Unmade));
     }
-    ahead::had_all();
     stop.phases.tell(home.gpu, stop.stopped.get());
     let done = match answer {
-        Ok(done) => done,
+        Ok(done) => {
+            // Who had no room in one step makes what it lacks in the next one.
+            ahead::had_all();
+            done
+        }
         Err(MoveError::Full { .. }) => {
             stop.over(outcome);
             return Err(Failed::Full);

@@ -212,7 +212,7 @@ pub fn exact(trace: &Trace) -> f64 {
     assert!(blocks.len() <= 8);
     let mut machine = Machine::new(trace.near, trace.links.clone());
     blocks.iter().for_each(|block| machine.begin(*block));
-    let first =
+    let first: usize =
         (0..blocks.len()).filter(|block| machine.far_bytes(blocks[*block]) == 0).map(|block| 1usize << block).sum();
     let bytes = |set: usize| -> u64 {
         blocks.iter().enumerate().filter(|(block, _)| set >> block & 1 == 1).map(|(_, block)| block.bytes()).sum()

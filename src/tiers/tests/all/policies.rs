@@ -200,6 +200,8 @@ pub struct Ours {
     pub ahead: Option<Ahead>,
     /// Memory that moves need far away is made beside the program, and they wait for it.
     pub makes_beside: bool,
+    /// The device never comes to rest before a launch, as where work on it waits for another rank.
+    pub rests_at_idle_points_alone: bool,
 }
 
 /// What is made at once in any case, bytes.
@@ -219,7 +221,15 @@ const ENQUEUE: f64 = 6_000.0;
 impl Ours {
     pub fn new(trace: &Trace) -> Self {
         let tiers = Tiers::new(Settings::new(trace.links.clone()));
-        Self { tiers, spent_idle: 0.0, noise: None, measured: 0, ahead: None, makes_beside: false }
+        Self {
+            tiers,
+            spent_idle: 0.0,
+            noise: None,
+            measured: 0,
+            ahead: None,
+            makes_beside: false,
+            rests_at_idle_points_alone: false,
+        }
     }
 
     /// The clock that the tiers are told.
@@ -308,8 +318,12 @@ impl Policy for Ours {
                 };
                 assert!(!is_used || is_back(), "{range:?} leaves before a launch that names it: {step:?}");
             }
-            self.carry_out(machine, &swap);
-            time_it |= swap.time_it;
+            if self.rests_at_idle_points_alone {
+                self.tiers.not_begun(&swap);
+            } else {
+                self.carry_out(machine, &swap);
+                time_it |= swap.time_it;
+            }
         }
         if time_it {
             self.tiers.timing(launch.id, &*machine);

@@ -216,13 +216,13 @@ fn turns(waits: &[Vec<Op>], words: usize, machine: &mut Machine, policy: &mut dy
 
 /// Not a recording, but what the model's layers are given, with the passes that products and attention of such sizes were measured to make.
 #[test]
-fn a_language_model_that_reads_and_writes_by_turns_has_what_it_reads_most_near_from_its_fourth_turn_on() {
+fn a_language_model_that_reads_and_writes_by_turns_has_what_it_reads_most_near_from_its_second_turn_on() {
     const WORDS: usize = 24;
     let trace = traces::language_model(15 * traces::GIB, 6, WORDS, traces::peer(), false);
     let all = by_turns(&trace, WORDS);
     for ours in all.ours {
-        for (turn, (local, fixed)) in ours.iter().zip(all.local.iter().zip(&all.fixed)).skip(3) {
-            assert!(turn.0 <= 1.4 * local.0, "a reading takes {:.3} of all local", turn.0 / local.0);
+        for (turn, (local, fixed)) in ours.iter().zip(all.local.iter().zip(&all.fixed)).skip(1) {
+            assert!(turn.0 <= 1.5 * local.0, "a reading takes {:.3} of all local", turn.0 / local.0);
             assert!(turn.1 <= 1.15 * fixed.1, "a turn takes {:.3} of the best fixed choice", turn.1 / fixed.1);
         }
     }
@@ -236,19 +236,24 @@ fn beside_the_host_what_a_reading_works_on_stays_near_while_it_lasts() {
     let host = gpupool_tiers::Links::measured(vec![gpupool_tiers::FarLink::HOST]);
     let trace = traces::language_model(15 * traces::GIB, 8, WORDS, host, true);
     let all = by_turns(&trace, WORDS);
+    let mut readings = Vec::new();
     for ours in all.ours {
         for (turn, never) in ours.iter().zip(&all.never).skip(3) {
-            assert!(turn.0 <= 0.26 * never.0, "a reading takes {:.3} of never moved", turn.0 / never.0);
-            assert!(turn.1 <= 0.6 * never.1, "a turn takes {:.3} of never moved", turn.1 / never.1);
+            // Some readings bring things a second time, and take half as long again.
+            assert!(turn.0 <= 0.42 * never.0, "a reading takes {:.3} of never moved", turn.0 / never.0);
+            assert!(turn.1 <= 0.65 * never.1, "a turn takes {:.3} of never moved", turn.1 / never.1);
+            readings.push(turn.0 / never.0);
         }
     }
+    let mean = readings.iter().sum::<f64>() / readings.len() as f64;
+    assert!(mean <= 0.3, "a reading takes {mean:.3} of never moved, in the mean");
 }
 
 struct ByTurns {
     local: Vec<(f64, f64)>,
     never: Vec<(f64, f64)>,
     fixed: Vec<(f64, f64)>,
-    /// With exact times, and with every third one wrong.
+    /// With exact times, and with every third, fifth and seventh one wrong.
     ours: Vec<Vec<(f64, f64)>>,
 }
 
@@ -259,7 +264,7 @@ fn by_turns(trace: &Trace, words: usize) -> ByTurns {
     let (local, never) = (run(u64::MAX, &mut Never), run(trace.near, &mut Never));
     let fixed = run(trace.near, &mut BestStatic::of(trace));
     println!("all local {:.1?}, never moved {:.1?}, best fixed choice {:.1?}", local[0], never[0], fixed[0]);
-    let ours = [None, Some((3, 1.6))].map(|noise| {
+    let ours = [None, Some((3, 1.6)), Some((5, 1.6)), Some((7, 1.3))].map(|noise| {
         let mut ours = Ours::new(trace);
         (ours.ahead, ours.noise) = (Some(Default::default()), noise);
         let mut machine = Machine::new(trace.near, trace.links.clone());
