@@ -5,6 +5,7 @@ use gpupool_events::{Event, Level, Reader};
 use harness::{Run, Running, artifact_folder, driver_folder_with_nvml, eventually, library};
 use std::fs::{self, File};
 use std::io::BufReader;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -199,6 +200,33 @@ fn a_gpu_that_another_user_s_helper_keeps_awake_costs_no_second_context_and_stay
     assert_eq!(machine.on_the_lender(), "1");
     second.end();
     machine.until_clock(ASLEEP);
+}
+
+/// In a user namespace it may be anybody.
+#[test]
+fn a_program_of_the_user_who_stands_for_all_unknown_ones_is_told_that_nobody_serves_it() {
+    const NOBODY: u32 = 65534;
+    // SAFETY: the call has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("only root can become another user: not checked");
+        return;
+    }
+    let mut machine = Machine::new();
+    // The simulated driver makes its file there.
+    let allowed = fs::set_permissions(machine.session(), PermissionsExt::from_mode(0o777));
+    allowed.unwrap_or_else(|e| panic!("{e}"));
+    let mut program = machine.awake().user(NOBODY).start(None);
+    program.ask("init");
+    program.ask("allocate 64");
+    program.ask("allocate 400");
+    let said = warned(&program);
+    assert!(said.contains("GPUs that only lend memory stay asleep") && said.contains("of its own user"), "{said}");
+    assert!(
+        said.contains(&format!("user {NOBODY} stands for every user that this user namespace does not know")),
+        "{said}"
+    );
+    assert_eq!(machine.clock(), ASLEEP);
+    ends_with_warnings(program, 1);
 }
 
 #[test]

@@ -69,6 +69,9 @@ fn what_is_freed_again_after_the_driver_ended_gets_its_answer() {
             "after the driver's own handlers: freed again 4, an inner byte 4, in a stream 4, pinned memory again 4, for the \
              first time 4",
         );
+        for what in ["a block", "a freed one", "pinned memory"] {
+            shim.says(&format!("asked of {what}: one attribute 4, two 4, its range 4, to set one 4"));
+        }
     }
 }
 

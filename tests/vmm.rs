@@ -2,7 +2,8 @@
 //! program cannot tell.
 
 use gpupool_events::Event;
-use harness::{Output, Run};
+use harness::{Output, Run, library};
+use std::process::Command;
 
 /// A context takes 16 MiB of these, and the pool leaves as much.
 const SMALL: &str = "4x64MiB";
@@ -121,6 +122,31 @@ fn a_limit_counts_the_programs_handles_and_the_pools_memory_together() {
     tells(&limited("c:28 a:14 s"), "used: gpu0 46 gpu1 12");
     tells(&limited("c:28 r:0 a:14 s"), "used: gpu0 30 gpu1 0");
     tells(&limited("a:28 f c:28 s"), "used: gpu0 44 gpu1 0");
+}
+
+/// What the log says at the end, in MiB, the summary and `gpupool report`: the most that was used of GPU 0 and, without the limit's room, of GPU 1.
+#[test]
+fn the_peaks_that_are_told_have_the_handles_in_them_that_the_limit_counts() {
+    // Handles alone, with a block, and behind each other: never more than there was at once.
+    for (steps, home, peer) in [("c:14 c:14 c:14", 28, 14), ("a:10 c:14", 24, 0), ("c:28 r:0 a:14", 28, 0)] {
+        let limited = || shim(steps).env("GPUPOOL_LIMIT", "0:30MiB").env("GPUPOOL_SUMMARY", "on");
+        let run = limited().go();
+        let peaks = run.succeeds().event("process.exit", |event| match event {
+            Event::ProcessExit(exit) => Some(exit.peak.clone()),
+            _ => None,
+        });
+        let of = |place: &str| peaks.iter().find(|peak| peak.place == place).map_or(0, |peak| peak.peak_used >> 20);
+        assert_eq!((of("gpu0"), of("gpu1")), (home, peer), "{steps}: {peaks:?}");
+        run.warns(&format!("gpupool: gpu0   peak  {home}.0 MiB of 30.0 MiB\n"));
+        if peer > 0 {
+            run.warns(&format!("gpupool: gpu1   peak  {peer}.0 MiB"));
+        }
+        let (_, folder) = limited().start(None).end();
+        let told = Command::new(library("gpupool")).arg("report").arg(folder.path().join("log.jsonl")).output();
+        let told = told.map(|told| String::from_utf8_lossy(&told.stdout).into_owned()).unwrap_or_default();
+        let is_told = |line: &str| line.contains("gpu0") && line.contains(&format!("{home}.0 MiB"));
+        assert!(told.lines().any(is_told), "{steps}: {told}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ pub struct PlacePeak {
     pub place: String,
     /// Bytes the pool holds there now, used or not.
     pub held: u64,
-    /// The most bytes of live blocks there at any moment.
+    /// The most bytes of live blocks there at any moment, and of memory that the program made itself (`cuMemCreate`), as far as the limit counts that.
     pub peak_used: u64,
     /// The most bytes the pool was allowed to hold there at any moment; absent where only the driver limits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

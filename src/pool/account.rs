@@ -34,6 +34,8 @@ impl Claim {
 struct Sums {
     now: [u64; 3],
     peak: [u64; 3],
+    /// The most that all of them ever were together.
+    peak_taken: u64,
 }
 
 impl Sums {
@@ -45,6 +47,7 @@ impl Sums {
         let (now, peak) = (&mut self.now[claim as usize], &mut self.peak[claim as usize]);
         *now = now.saturating_add(bytes);
         *peak = (*peak).max(*now);
+        self.peak_taken = self.peak_taken.max(self.taken());
     }
 
     fn credit(&mut self, claim: Claim, bytes: u64) {
@@ -236,6 +239,15 @@ impl Accounts {
         self.at(place, Sums::taken)
     }
 
+    /// The most that a program used of a place, of which `pooled` is the most that its blocks did: with the memory that it made itself, as far as the limit counts that.
+    /// Both may have had their most at different times: never more than what was ever taken there, and no less than what was used at one moment.
+    pub fn peak_used(&self, place: Place, pooled: u64) -> u64 {
+        self.at(place, |sums| match sums.peak[Claim::Handles as usize] {
+            0 => pooled,
+            handles => pooled.saturating_add(handles).min(sums.peak_taken.max(pooled)),
+        })
+    }
+
     /// Bytes of all claims on a place but this one.
     pub fn taken_by_others(&self, claim: Claim, place: Place) -> u64 {
         self.at(place, |sums| sums.taken().saturating_sub(sums.now[claim as usize]))
@@ -248,6 +260,21 @@ mod tests {
     use std::collections::BTreeMap;
 
     const PLACES: [Place; 3] = [Place::Gpu(0), Place::Gpu(1), Place::Host(0)];
+
+    #[test]
+    fn the_most_that_was_used_has_the_programs_own_memory_in_it_and_never_more_than_was_taken() {
+        let gpu = Place::Gpu(0);
+        let accounts = Accounts::new(&[PlaceSpec { place: gpu, limit: 100 }]);
+        assert!(accounts.charge(Claim::Pool, gpu, 40));
+        assert_eq!(accounts.peak_used(gpu, 30), 30, "only the pool knows what of its memory was used");
+        assert!(accounts.charge(Claim::Handles, gpu, 20));
+        assert_eq!(accounts.peak_used(gpu, 30), 50);
+        accounts.credit(Claim::Pool, gpu, 40);
+        assert!(accounts.charge(Claim::Handles, gpu, 50));
+        assert_eq!(accounts.peak_used(gpu, 30), 70, "not 100, which never was");
+        assert!(!accounts.charge(Claim::Handles, gpu, 31));
+        assert_eq!(accounts.peak_used(gpu, 0), 70);
+    }
 
     #[derive(Clone, Debug)]
     enum Op {

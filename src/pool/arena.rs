@@ -302,10 +302,10 @@ impl Arena {
     /// Whether a slab is taken for this context before its freed blocks are waited for: as long as its slabs are little, or no more than so many times the most
     /// that ever lived here. It is as with larger blocks ([`IN_FLIGHT`]): a kernel that waits for the host is never over where the host waits for it.
     pub fn grows_unwaited(&self, owner: u64) -> bool {
-        let least = LITTLE.max(IN_FLIGHT * self.sums.peak_bytes);
+        let most = LITTLE.max(IN_FLIGHT * self.sums.peak_bytes);
         self.owners
             .iter()
-            .any(|it| it.owner == owner && it.pending > 0 && it.patience.0 == 0 && u64::from(it.frames) * FRAME < least)
+            .any(|it| it.owner == owner && it.pending > 0 && it.patience.0 == 0 && u64::from(it.frames) * FRAME < most)
     }
 
     /// Whether any memory of this context's waits.

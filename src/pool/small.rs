@@ -43,20 +43,22 @@ impl<B: Backend> Pool<B> {
         if let Some(block) = self.take_small(own, home, request) {
             return Ok(Small { block, slab: None });
         }
-        for waits in [false, true] {
-            if self.release_waiting(own, home, request.owner, waits)?
-                && let Some(block) = self.take_small(own, home, request)
-            {
-                return Ok(Small { block, slab: None });
-            }
-            // With the GPU full the pool has no slab, or waits for one itself.
-            if !waits
-                && self.slabs.lock(own).grows_unwaited(request.owner)
-                && let Ok(slab) = self.grow_small(own, home, route, request)
-                && let Some(block) = self.take_small(own, home, request)
-            {
-                return Ok(Small { block, slab: Some(slab) });
-            }
+        if self.release_waiting(own, home, request.owner, false)?
+            && let Some(block) = self.take_small(own, home, request)
+        {
+            return Ok(Small { block, slab: None });
+        }
+        // With the GPU full the pool has no slab, or waits for one itself.
+        if self.slabs.lock(own).grows_unwaited(request.owner)
+            && let Ok(slab) = self.grow_small(own, home, route, request)
+            && let Some(block) = self.take_small(own, home, request)
+        {
+            return Ok(Small { block, slab: Some(slab) });
+        }
+        if self.release_waiting(own, home, request.owner, true)?
+            && let Some(block) = self.take_small(own, home, request)
+        {
+            return Ok(Small { block, slab: None });
         }
         if !self.slabs.lock(own).may_grow(request.owner, home) {
             return self.take_anywhere(home, request).ok_or(Refusal::Full { missing: request.bytes });

@@ -5,6 +5,7 @@
 //! to hear of a program's end.
 
 use crate::message::{self, HEAD, Unread};
+use crate::socket::Credentials;
 use zerocopy::native_endian::I32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -48,6 +49,15 @@ pub const NO_DRIVER: i32 = -2;
 struct StateBytes {
     gpu: Uuid,
     result: I32,
+}
+
+/// Whether the helper serves programs of this process's user.
+///
+/// # Errors
+/// It does not; the reason.
+pub fn may_be_served() -> Result<(), String> {
+    let why = |why| format!("the helper serves no program but those that are certainly of its own user, and {why}");
+    Credentials::own().is_same_user().map_err(why)
 }
 
 impl Request {

@@ -100,6 +100,11 @@ pub struct Credentials {
 const OVERFLOW_UID: u32 = 65534;
 
 impl Credentials {
+    /// What others know of this process.
+    pub fn own() -> Self {
+        Self { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() }
+    }
+
     /// Whether it is certainly of this process's own user.
     ///
     /// # Errors

@@ -44,6 +44,20 @@ static void again_after_the_driver(void)
     printf("after the driver's own handlers: freed again %d, an inner byte %d", device, inner);
     CUresult ordered = cuMemFreeAsync(freed_before, NULL), host = cuMemFreeHost(pinned_before);
     printf(", in a stream %d, pinned memory again %d, for the first time %d\n", ordered, host, cuMemFreeHost(pinned));
+    CUdeviceptr blocks[] = {left_behind + 4096, freed_before, (CUdeviceptr)pinned};
+    enum { SYNC_MEMOPS = 6 };
+    static const char *const names[] = {"a block", "a freed one", "pinned memory"};
+    for (int i = 0; i < 3; i++) {
+        CUdeviceptr start = 0;
+        size_t bytes = 0;
+        unsigned is_set = 1;
+        int wanted[] = {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+        printf("asked of %s:", names[i]);
+        printf(" one attribute %d", cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, blocks[i]));
+        printf(", two %d", cuPointerGetAttributes(2, wanted, (void *[]){&start, &bytes}, blocks[i]));
+        printf(", its range %d", cuMemGetAddressRange_v2(&start, &bytes, blocks[i]));
+        printf(", to set one %d\n", cuPointerSetAttribute(&is_set, SYNC_MEMOPS, blocks[i]));
+    }
 }
 
 static void *leave(void *how)

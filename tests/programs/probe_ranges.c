@@ -53,15 +53,17 @@ static void tell_ids(const char *what, CUdeviceptr one, CUdeviceptr other)
 
 static void tell_sharing(const char *what, CUdeviceptr at)
 {
-    uint64_t types = 0, legacy = 0, rdma = 0, start = 0, bytes = 0;
+    uint64_t types = 0, legacy = 0, rdma = 0, decompress = 0, start = 0, bytes = 0;
     now_asking = what;
     CHECK(cuPointerGetAttribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, at));
     CHECK(cuPointerGetAttribute(&legacy, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at));
     CHECK(cuPointerGetAttribute(&rdma, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, at));
+    /* Drivers before 12.8 do not know it. */
+    CUresult knows = cuPointerGetAttribute(&decompress, CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE, at);
     CHECK(cuPointerGetAttribute(&start, MAPPING_BASE, at));
     CHECK(cuPointerGetAttribute(&bytes, MAPPING_SIZE, at));
-    tell("%s: allowed handle types %d, legacy IPC %d, RDMA capable %d, %zu bytes are mapped from %zu bytes before", what, (int)types,
-         (int)legacy, (int)rdma, (size_t)bytes, (size_t)(at - start));
+    tell("%s: allowed handle types %d, legacy IPC %d, RDMA capable %d, for decompression engines %d (answer %d), %zu bytes are mapped from %zu bytes before", what,
+         (int)types, (int)legacy, (int)rdma, (int)decompress, knows, (size_t)bytes, (size_t)(at - start));
 }
 
 /* What a program is told of memory that it made to be shared in some ways: no rule of the library's is behind these, which passes most of the

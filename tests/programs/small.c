@@ -44,6 +44,7 @@ static void attributes(CUdeviceptr base, CUdeviceptr pointer)
     CUdeviceptr device = 0, start = 0;
     size_t size = 0;
     void *host = NULL, *pool = &pool;
+    uint64_t types = 9;
     CHECK(cuCtxGetCurrent(&current));
     CHECK(cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, pointer));
     CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer));
@@ -57,10 +58,11 @@ static void attributes(CUdeviceptr base, CUdeviceptr pointer)
     CHECK(cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, pointer));
     CHECK(cuPointerGetAttribute(&mapped, CU_POINTER_ATTRIBUTE_MAPPED, pointer));
     SHOW(cuPointerGetAttribute(&pool, 17, pointer));
+    CHECK(cuPointerGetAttribute(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, pointer));
     printf("  context %s, type %d, pointer %s, memops %d, managed %d, GPU %d, handle %d, mapped %d, pool %s\n",
            context == current ? "current" : "other", type, device == pointer ? "same" : "other", memops, managed, ordinal,
            legacy, mapped, pool ? "some" : "none");
-    printf("  range %s, %zu bytes\n", start == base ? "at the block" : "elsewhere", size);
+    printf("  handle types %llu, range %s, %zu bytes\n", (unsigned long long)types, start == base ? "at the block" : "elsewhere", size);
     int wanted[] = {CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_HOST_POINTER};
     void *data[] = {&size, &ordinal, &host};
     size = 0;

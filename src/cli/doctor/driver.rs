@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use gpupool_config::{Budget, Lenders, Mode, Outside, Settings, format_size, tightest};
 use gpupool_machine::{Host, Uuid, dashed};
+use gpupool_wire::lenders::may_be_served;
 use serde_json::json;
 
 use super::check::Check;
@@ -236,6 +237,15 @@ fn lenders(probe: &Probe, settings: &Settings) -> Option<Check> {
         return None;
     }
     let setting = settings.lenders;
+    let facts = json!({"setting": setting.word()});
+    if setting == Lenders::Awake
+        && let Err(why) = may_be_served()
+    {
+        let words = format!("GPUPOOL_LENDERS=awake keeps no GPU awake here: {why}");
+        return Some(
+            Check::finding("lenders", words, "run the program as a user with a number of its own").facts(facts),
+        );
+    }
     let words = match setting {
         Lenders::Asleep => format!(
             "a GPU that only lends lowers its clocks and is read {LENDER_ASLEEP}; GPUPOOL_LENDERS=awake has a helper process keep \
@@ -246,7 +256,7 @@ fn lenders(probe: &Probe, settings: &Settings) -> Option<Check> {
              read {LENDER_ASLEEP}"
         ),
     };
-    Some(Check::fine("lenders", words).facts(json!({"setting": setting.word()})))
+    Some(Check::fine("lenders", words).facts(facts))
 }
 
 /// Whether it can be known that somebody works on a GPU; nothing where it can, or nothing could be borrowed.

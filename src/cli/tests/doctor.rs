@@ -1,6 +1,8 @@
 //! `gpupool doctor` on simulated machines and broken ones. Needs the simulated driver beside the executable, as the demo
 //! does.
 
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
 use crate::common::{Bench, golden, gpupool, output, stderr, stdout};
@@ -64,6 +66,24 @@ fn what_keeping_lenders_awake_brings_and_costs_is_told_where_there_are_any() {
     assert!(awake.starts_with("GPUPOOL_LENDERS=awake: a helper process"), "{awake}");
     assert_eq!(said(&["--gpus", "1x32GiB"], "awake"), None);
     assert_eq!(said(&["--gpus", "2x32GiB", "--link", "pcie"], "awake"), None);
+}
+
+#[test]
+fn that_nobody_keeps_lenders_awake_for_a_user_who_may_be_anybody_is_told() {
+    let bench = Bench::new();
+    std::fs::set_permissions(bench.path(""), PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = simulated(&bench, &["--gpus", "2x32GiB"], GOOD_PYTHON, &["--json"]);
+    command.env("GPUPOOL_LENDERS", "awake").env("TMPDIR", "/tmp").uid(65534).gid(65534);
+    match command.output() {
+        Ok(told) => {
+            let said = check(&told, "lenders");
+            let what = said["what"].as_str().unwrap_or_default();
+            assert!(what.starts_with("GPUPOOL_LENDERS=awake keeps no GPU awake here: "), "{said}");
+            assert!(what.contains("user 65534 stands for every user"), "{said}");
+            assert_eq!(said["state"], "finding", "{said}");
+        }
+        Err(error) => println!("no other user to be here ({error}): not checked"),
+    }
 }
 
 /// What comes before and after depends on the machine: paths, memory of the host.

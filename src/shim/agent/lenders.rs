@@ -22,7 +22,7 @@ use gpupool_events::LenderAwake;
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_pool::{Claim, Place};
 use gpupool_wire::Socket;
-use gpupool_wire::lenders::{NO_DRIVER, ROOM, Request, State, UNSEEN, Uuid, decode_states};
+use gpupool_wire::lenders::{NO_DRIVER, ROOM, Request, State, UNSEEN, Uuid, decode_states, may_be_served};
 use gpupool_wire::socket::Failure;
 use once_cell::race::OnceBox;
 use std::collections::BTreeMap;
@@ -251,6 +251,10 @@ impl Awake {
 
     fn connect(&mut self, now: Instant) {
         let Some(surroundings) = SURROUNDINGS.get() else { return };
+        // It would leave at once.
+        if let Err(why) = may_be_served() {
+            return fails(why);
+        }
         // Descriptors that a child of a fork would have as well.
         let Some(_part) = idle::Part::begin() else { return };
         let folder = match surroundings.folder() {

@@ -116,23 +116,9 @@ fn levels(usage: &Usage) -> Levels {
             saved_microseconds: tiers::totals::saved_microseconds(),
         },
         gpus: gpus.collect::<Vec<_>>().into(),
-        places: places(usage).iter().map(place).collect::<Vec<_>>().into(),
+        places: serve::places(usage).iter().map(place).collect::<Vec<_>>().into(),
         loans: loans.into_iter().map(loan).collect::<Vec<_>>().into(),
     }
-}
-
-/// What the pool has everywhere: nothing, before it has given out its first block. The program may have memory of its own there all the same, and on a disk
-/// that the pool has put nothing on.
-fn places(usage: &Usage) -> Vec<PlaceUsage> {
-    let empty = |place, limit| PlaceUsage { place, limit, held: 0, used: 0, peak_used: 0, anchored: 0 };
-    let mut places = match backing::open::plan_made().filter(|_| usage.places.is_empty()) {
-        Some(plan) => plan.places.iter().map(|spec| empty(spec.place, spec.limit)).collect(),
-        None => usage.places.clone(),
-    };
-    if handles::by_hand::bytes_at(Where::Disk) > 0 && !places.iter().any(|usage| usage.place == Where::Disk) {
-        places.push(empty(Where::Disk, 0));
-    }
-    places
 }
 
 fn place(usage: &PlaceUsage) -> Place {

@@ -29,6 +29,7 @@ mod kind {
     pub const RANGE_START: i32 = 11;
     pub const RANGE_SIZE: i32 = 12;
     pub const MAPPED: i32 = 13;
+    pub const ALLOWED_HANDLE_TYPES: i32 = 14;
     pub const ACCESS_FLAGS: i32 = 16;
     pub const MEMPOOL_HANDLE: i32 = 17;
     pub const MAPPING_SIZE: i32 = 18;
@@ -249,6 +250,9 @@ fn told_of_device(attribute: c_int) -> Option<Told> {
         a::MAPPING_BASE => Told::of(|_, block, _| Some(Long(frames_around(block).0))),
         a::MAPPING_SIZE => Told::of(|_, block, _| Some(Long(frames_around(block).1))),
         a::MAPPED => Told::of(|_, _, _| Some(Word(1))),
+        // By the documentation those that cuMemExportToShareableHandle takes, and of a block the program has no handle. What is behind it has one, which blocks
+        // are shared by.
+        a::ALLOWED_HANDLE_TYPES => Told::of(|_, _, managed| (!managed).then_some(Long(0))),
         a::ACCESS_FLAGS => Told::of(|_, _, _| Some(Word(3))),
         _ => None,
     }
@@ -396,6 +400,10 @@ pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c
         let answer = if result.is_ok() { unsafe { as_asked_for(data, attribute, ptr) } } else { Err(Bypass::NotOurs) };
         return or_driver(answer, real.api, || result);
     }
+    if context::is_driver_gone() {
+        Bypass::ContextGone.note(real.api);
+        return real.call();
+    }
     // SAFETY: `data` is not NULL and the program's for this attribute.
     let answer = unsafe { write_attribute(data, attribute, ptr, &known) };
     or_driver(answer, real.api, || real.call())
@@ -419,6 +427,10 @@ pub unsafe fn pointer_attributes(
         // SAFETY: the program's own arguments but for the address.
         let defaults = |driver: &Driver| unsafe { driver.attributes(count, attributes, data, 0) };
         return context::driver().map(defaults).unwrap_or_else(|| real.call());
+    }
+    if matches!(known, Known::Pooled(_)) && context::is_driver_gone() {
+        Bypass::ContextGone.note(real.api);
+        return real.call();
     }
     // SAFETY: the program's own arguments, neither of which is NULL.
     if unsafe { answers_all(count, attributes, data, ptr, &known) } {
@@ -459,6 +471,7 @@ pub unsafe fn set_pointer_attribute(
     ptr: CUdeviceptr,
 ) -> CuResult {
     let answer = match address::known(ptr) {
+        Known::Pooled(_) | Known::Freed if context::is_driver_gone() => Err(Bypass::ContextGone),
         Known::Pooled(block) if attribute == kind::SYNC_MEMOPS && !value.is_null() => {
             // SAFETY: not NULL, and the value of this attribute is a number of 32 bits; unaligned because the driver asks for no more.
             let waits = unsafe { value.cast::<c_uint>().read_unaligned() } != 0;

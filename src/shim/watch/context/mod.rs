@@ -220,6 +220,12 @@ pub fn usable(driver: &Driver) -> Result<(), CuResult> {
     driver.current_life().map(drop)
 }
 
+/// Whether the driver is gone because the process ends: it says so to every call, whatever it is asked.
+#[inline]
+pub fn is_driver_gone() -> bool {
+    driver().is_some_and(|driver| driver.ask_current_context() == Err(CuResult::DEINITIALIZED))
+}
+
 /// Whether a call of this thread's that needs a usable context has none, as [`usable`] says.
 #[inline]
 pub fn is_refused() -> bool {
