@@ -29,7 +29,7 @@ typedef enum {
 // Why a call did nothing. Functions that return `int` return 0 for success, one of these, or a `CUresult` (above 0)
 // where the driver was asked and refused.
 typedef enum {
-  // gpupool has no part in this process, or no pool yet: `gpupool_state` and `gpupool_why` tell.
+  // gpupool has no part in this process, or no pool yet: `gpupool_get_state` and `gpupool_why` tell.
   GPUPOOL_NOT_ACTIVE = -1,
   // A pointer to something of the caller's is NULL, a size is 0, or a number is none of those that the function knows or no place of this pool. NULL as an address of
   // memory is one that lies in no block.

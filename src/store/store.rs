@@ -173,7 +173,9 @@ impl Store {
         }
         if found.st_mode & OTHERS_WRITE != 0 {
             let mode = found.st_mode & 0o7777;
-            return Err(Error::refused(path, format!("others may write to it (mode {mode:o}); chmod 700 it")));
+            // A folder that is meant for everybody, as /tmp is, must stay so.
+            let remedy = if mode & STICKY != 0 { "name a folder of your own in it" } else { "chmod 700 it" };
+            return Err(Error::refused(path, format!("others may write to it (mode {mode:o}); {remedy}")));
         }
         if made {
             // It is on the disk before anything in it is.

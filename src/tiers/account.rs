@@ -12,14 +12,15 @@
 //!
 //! Two rules keep the balance at or above the reserve. Memory moves only if what is free pays for the move and for the way back of
 //! what leaves; and a launch that may lose more than what is free has those of its operands brought back first by which launches have lost that quarter. The reserve
-//! pays for both. It is the rule of who rents skis and does not know how often they will be used: what comes back at its first loss costs a swap for one reading that
+//! pays for both. Where launches cannot wait, that comes back at the next point of rest instead. It is the rule of who rents skis and does not know how often they will be used: what comes back at its first loss costs a swap for one reading that
 //! it would have saved, and where a model writes a word between two readings, a hundred of these at once.
 //! (There is always room for that: whatever was near at first fitted beside all else that was.) So moves and losses never exceed
 //! `RISK` of the time and the gains: with `T` for the time without moves, `t` with them, `t <= T + RISK * t`, and `t <= 1.02 * T`.
 //!
 //! What is credited and charged is what was measured, 5 % less and 5 % more, since that is how exactly it is told. An operand of which
 //! nothing was measured is credited with nothing and charged in full: what a launch gains by one does not make up for what it may lose by
-//! another. Times that contradict what is known, two in a row or one of three, make it unknown again.
+//! another. As soon as one launch of its function and sizes is measured, all that were charged like that are charged anew, and what was too much is given back
+//! ([`Unmeasured`](crate::unmeasured::Unmeasured)). Times that contradict what is known, two in a row or one of three, make it unknown again.
 //!
 //! What this rests on: a move takes about what it was reckoned to (what it takes more is paid from what is free, and can exceed that
 //! once; what moves took beside what they were reckoned with is what later ones are reckoned with, and the way back of all that left); what is to come back can (who cannot move it has told so); and a launch of the same function with the same operands

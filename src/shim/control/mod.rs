@@ -22,7 +22,7 @@ use std::ffi::{c_char, c_int};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "names of C")]
 pub enum gpupool_error {
-    /// gpupool has no part in this process, or no pool yet: `gpupool_state` and `gpupool_why` tell.
+    /// gpupool has no part in this process, or no pool yet: `gpupool_get_state` and `gpupool_why` tell.
     GPUPOOL_NOT_ACTIVE = -1,
     /// A pointer to something of the caller's is NULL, a size is 0, or a number is none of those that the function knows or no place of this pool. NULL as an address of
     /// memory is one that lies in no block.

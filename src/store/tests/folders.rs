@@ -53,6 +53,10 @@ fn a_folder_that_others_may_change_is_refused() {
     fs::set_permissions(&folder, Permissions::from_mode(0o770)).unwrap();
     let error = Writer::create(&folder, meta(), Options::default()).err().unwrap();
     assert_eq!(error.to_string(), format!("{}: others may write to it (mode 770); chmod 700 it", folder.display()));
+    fs::set_permissions(&folder, Permissions::from_mode(0o1777)).unwrap();
+    let error = Writer::create(&folder, meta(), Options::default()).err().unwrap();
+    let expected = format!("{}: others may write to it (mode 1777); name a folder of your own in it", folder.display());
+    assert_eq!(error.to_string(), expected, "as /tmp, which must stay so");
     fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
     drop(Writer::create(&folder, meta(), Options::default()).unwrap());
     fs::set_permissions(around.path(), Permissions::from_mode(0o777)).unwrap();
