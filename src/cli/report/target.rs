@@ -1,20 +1,32 @@
 //! Files that a report is written to.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// Refuses a file that is one of the logs, by whatever name: it would be gone before it was read.
+/// Refuses a file that is one of the logs, by whatever name, which would be gone before it was read, and any other log.
 ///
 /// # Errors
 /// Exit 2.
 pub fn refuse_logs<'a>(path: &Path, logs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Failure> {
     match logs.into_iter().find(|log| is_same(path, log)) {
         Some(log) => Err(Failure::usage(format!("{} is the log {}; name another file", path.display(), log.display()))),
+        // The first of several logs, where the name of what is to be written was forgotten.
+        None if begins_like_a_log(path) => {
+            Err(Failure::usage(format!("{} is a log of gpupool's; name the file to write first", path.display())))
+        }
         None => Ok(()),
     }
+}
+
+/// Whether there is a file that begins as each line of a log does.
+fn begins_like_a_log(path: &Path) -> bool {
+    const BEGIN: &[u8] = b"{\"v\":";
+    let mut begin = [0; BEGIN.len()];
+    is_same(path, path) && File::open(path).is_ok_and(|mut file| file.read_exact(&mut begin).is_ok()) && begin == BEGIN
 }
 
 /// Refuses two outputs in one file: the later would take the place of the earlier. `outputs`: the option and its file, if it was given.

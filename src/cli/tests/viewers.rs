@@ -143,6 +143,26 @@ fn a_file_that_cannot_be_written_is_named() {
 }
 
 #[test]
+fn a_log_that_stands_where_the_file_to_write_was_forgotten_is_kept() {
+    let log = golden_folder().join("blocks.jsonl");
+    let folder = tempfile::tempdir().unwrap();
+    let first = folder.path().join("train.0.jsonl");
+    std::fs::copy(&log, &first).unwrap();
+    for option in ["--html", "--memory-viz", "--perfetto", "--speedscope"] {
+        let failed = output(gpupool().args(["report", option]).arg(&first).arg(&log));
+        assert_eq!(failed.status.code(), Some(2), "{option}");
+        assert!(stderr(&failed).contains("is a log of gpupool's; name the file to write first"), "{}", stderr(&failed));
+        assert_eq!(std::fs::read(&first).unwrap(), std::fs::read(&log).unwrap(), "{option}");
+    }
+    // What is written is no log, and takes the place of what was written before.
+    let page = folder.path().join("page.html");
+    for _ in 0..2 {
+        let written = output(gpupool().args(["report", "--html"]).arg(&page).arg(&log));
+        assert!(written.status.success(), "{}", stderr(&written));
+    }
+}
+
+#[test]
 fn two_outputs_do_not_share_a_file() {
     let log = golden_folder().join("blocks.jsonl");
     let folder = tempfile::tempdir().unwrap();
