@@ -39,9 +39,11 @@ impl Tiers {
         self.account.time_is(now_ns);
         self.refresh_all(at);
         self.catch_up();
-        if self.owes() {
-            // Where launches cannot wait, as for a collective of which another rank is late, this is the only moment at which it can come.
-            return self.swap_back(None, self.account.is_wrong(), at).into_iter().collect();
+        // Where launches cannot wait, as for a collective of which another rank is late, this is the only moment at which it can come.
+        if self.owes()
+            && let Some(back) = self.swap_back(None, self.account.is_wrong(), at)
+        {
+            return vec![back];
         }
         if self.seen == 0 || self.is_outdated() || !self.account.can_move(&self.settings.links) {
             return Vec::new();
