@@ -3,6 +3,7 @@
 use crate::nvml::{self, Uuid};
 use crate::process;
 use gpupool_config::Budget;
+use gpupool_interpose::cancel;
 use gpupool_machine::{Host, Memory};
 use once_cell::race::OnceBox;
 use std::path::Path;
@@ -16,11 +17,14 @@ fn host() -> &'static Host {
 
 /// What the host has at this moment, and what limits this process.
 fn memory() -> Memory {
+    // It reads files, in which a thread may be cancelled: that unwinding would end the program where it meets a hook's boundary.
+    let _sheltered = cancel::shelter();
     host().memory()
 }
 
 /// The smallest bound that others set to what this process may use of a GPU: control groups (`dmem`, and NVML's limits of them), MPS and HAMi. `pci`: its address.
 pub fn budget_of(gpu: u32, pci: &str, uuid: &Uuid) -> Option<Budget> {
+    let _sheltered = cancel::shelter();
     let groups = host().device_limits().into_iter().filter(|group| group.is_of(pci));
     let groups = groups.map(|group| Budget { bytes: group.limit, source: group.file.display().to_string() });
     let nvml = nvml::get();
@@ -41,6 +45,7 @@ pub fn addresses_left() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the pointer is to a local of that type.
     let told = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    let _sheltered = cancel::shelter();
     if told != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
         return None;
     }
