@@ -167,7 +167,7 @@ pub struct Kind {
 
 impl Kind {
     /// Its large operands cross the link so often.
-    pub fn weigh(&mut self, weights: Option<Weights>, once: f32, extents: &Extents) {
+    fn weigh(&mut self, weights: Option<Weights>, once: f32, extents: &Extents) {
         if weights.is_none() && !self.is_weighed {
             return;
         }
@@ -544,15 +544,21 @@ impl Kinds {
 
     /// What is known of operands like its own, by its number.
     pub fn shape(&self, kind: u32) -> Option<u32> {
-        self.get(kind)?.operands
+        self.hot(kind)?.shape()
     }
 
     /// How a launch of this kind reads an extent, weighed by what is known now.
     pub fn part_of(&mut self, kind: u32, slot: u32, extents: &Extents) -> Option<Use> {
+        self.weigh(kind, extents);
+        self.get(kind)?.uses.iter().find(|part| part.slot == slot).copied()
+    }
+
+    /// Weighs the parts of a kind by what is known now.
+    pub fn weigh(&mut self, kind: u32, extents: &Extents) {
         let (weights, once) = (self.weights(kind), self.once);
-        let known = self.get_mut(kind)?;
-        known.weigh(weights, once, extents);
-        known.uses.iter().find(|part| part.slot == slot).copied()
+        if let Some(known) = self.get_mut(kind) {
+            known.weigh(weights, once, extents);
+        }
     }
 
     /// What is known of launches of its very shape.
@@ -610,11 +616,6 @@ impl Kinds {
     pub fn is_unknown(&self, kind: u32, operand: u8) -> bool {
         let is_weighed = self.get(kind).is_some_and(|kind| kind.is_weighed);
         is_weighed && self.weights(kind).is_some_and(|weights| !weights.knows(operand))
-    }
-
-    /// What a pass is worth that reads each byte once.
-    pub fn once(&self) -> f32 {
-        self.once
     }
 
     /// Looks the extents up that ranges touch.

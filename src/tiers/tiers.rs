@@ -382,8 +382,7 @@ impl Tiers {
         }
         self.unmeasured.launched();
         if worth.charged_ns > 1.0 {
-            self.have_lost(kind, at);
-            self.note_unmeasured(kind, at);
+            self.note_charges(kind, false, at);
         }
         self.last = (kind, worth);
         if let Some(shape) = hot.shape() {
@@ -458,24 +457,6 @@ impl Tiers {
         self.kinds.is_unsure(id) || self.is_unknown(id, part)
     }
 
-    /// Remembers what the last launch is charged with on the strength of nothing, as memory lies now.
-    fn note_unmeasured(&mut self, id: u32, at: &impl Whereabouts) {
-        if self.kinds.hot(id).is_none_or(|hot| !hot.unsure) {
-            return;
-        }
-        let (charge, shape) = (self.kinds.credit(id, -1.0), self.kinds.shape(id));
-        let part = |tiers: &Self, index: usize| tiers.kinds.get(id)?.uses.get(index).copied();
-        let mut index = 0;
-        while let Some(part) = part(self, index) {
-            index += 1;
-            if self.is_unmeasured(id, &part)
-                && let Some((pass_ns, charged_ns)) = self.charge_for(id, &part, charge, at)
-            {
-                self.unmeasured.charge(shape, id, &part, pass_ns, charged_ns);
-            }
-        }
-    }
-
     /// A launch of this kind was measured: what launches like it were charged with before is charged anew, and what was too much is given back.
     fn charge_anew(&mut self, id: u32) {
         let shape = self.kinds.shape(id);
@@ -509,16 +490,21 @@ impl Tiers {
         self.account.reserve = self.extents.reserve_ns();
     }
 
-    /// What is charged for a launch counts as lost by its extents.
-    fn have_lost(&mut self, id: u32, at: &impl Whereabouts) {
-        let charge = self.kinds.credit(id, -1.0);
+    /// What the last launch is charged with as memory lies now counts as lost by its extents, unless it did before, and is remembered where it was not measured.
+    fn note_charges(&mut self, id: u32, is_counted: bool, at: &impl Whereabouts) {
+        let (charge, shape) = (self.kinds.credit(id, -1.0), self.kinds.shape(id));
+        let is_unsure = self.kinds.hot(id).is_some_and(|hot| hot.unsure);
         let part = |tiers: &Self, index: usize| tiers.kinds.get(id)?.uses.get(index).copied();
         let mut index = 0;
         while let Some(part) = part(self, index) {
-            if let Some((_, ns)) = self.charge_for(id, &part, charge, at) {
-                self.extents.lost(part.slot, ns);
-            }
             index += 1;
+            let Some((pass_ns, charged_ns)) = self.charge_for(id, &part, charge, at) else { continue };
+            if !is_counted {
+                self.extents.lost(part.slot, charged_ns);
+            }
+            if is_unsure && self.is_unmeasured(id, &part) {
+                self.unmeasured.charge(shape, id, &part, pass_ns, charged_ns);
+            }
         }
         self.account.reserve = self.extents.reserve_ns();
     }
@@ -526,10 +512,8 @@ impl Tiers {
     /// Works out what a launch's operands cost as they lie now.
     #[cold]
     fn look(&mut self, id: u32, version: u32, at: &impl Whereabouts) {
-        let weights = self.kinds.weights(id);
-        let (reaches_are_known, once) = (self.kinds.reaches_are_known(id), self.kinds.once());
-        let Some(known) = self.kinds.get_mut(id) else { return };
-        known.weigh(weights, once, &self.extents);
+        let reaches_are_known = self.kinds.reaches_are_known(id);
+        self.kinds.weigh(id, &self.extents);
         let Some(known) = self.kinds.get(id) else { return };
         let (mut pass_ns, mut may_ns, mut bytes, mut a_cycle) = (0.0, 0.0, 0, 0.0);
         // What reading them once takes.
@@ -596,7 +580,7 @@ impl Tiers {
         self.account.saved(f64::from(now.saved_ns) - f64::from(before.saved_ns));
         self.unmeasured.take_back_last();
         if now.charged_ns > 1.0 {
-            self.note_unmeasured(id, at);
+            self.note_charges(id, true, at);
         }
         self.last = (id, now);
     }

@@ -400,12 +400,11 @@ pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c
         let answer = if result.is_ok() { unsafe { as_asked_for(data, attribute, ptr) } } else { Err(Bypass::NotOurs) };
         return or_driver(answer, real.api, || result);
     }
-    if context::is_driver_gone() {
-        Bypass::ContextGone.note(real.api);
-        return real.call();
-    }
-    // SAFETY: `data` is not NULL and the program's for this attribute.
-    let answer = unsafe { write_attribute(data, attribute, ptr, &known) };
+    let answer = match context::is_driver_gone() {
+        true => Err(Bypass::ContextGone),
+        // SAFETY: `data` is not NULL and the program's for this attribute.
+        false => unsafe { write_attribute(data, attribute, ptr, &known) },
+    };
     or_driver(answer, real.api, || real.call())
 }
 

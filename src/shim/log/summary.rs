@@ -89,8 +89,11 @@ fn render(summary: &Summary<'_>) -> String {
     };
 
     let (shown, hidden) = busiest(&summary.places);
-    if shown.is_empty() {
-        line(format_args!("no memory was pooled"));
+    match (shown.is_empty(), summary.spilled) {
+        (true, 0) => line(format_args!("no memory was pooled")),
+        // A block that lay elsewhere would have been in the pool, and what the limit counts has a peak.
+        (true, _) => line(format_args!("no block was pooled, but the program's own handles (cuMemCreate) were placed")),
+        (false, _) => {}
     }
     for place in shown {
         let peak = format_size(place.peak_used);
@@ -287,5 +290,11 @@ gpupool: next: gpupool report '/tmp/a b.jsonl'
     #[test]
     fn a_process_without_pooled_memory_says_so_in_one_line() {
         assert_eq!(render(&Summary::default()), "gpupool: no memory was pooled\n");
+        let handles = render(&Summary { spilled: 3 << 20, ..Summary::default() });
+        assert!(!handles.contains("no memory") && handles.contains("cuMemCreate"), "{handles}");
+        assert!(
+            handles.contains("3.0 MiB of all that was allocated lay outside the GPU that asked for it"),
+            "{handles}"
+        );
     }
 }
