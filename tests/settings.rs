@@ -365,6 +365,9 @@ fn meminfo_says_the_pool_or_the_device() {
     let bare = Run::program("steps").args("i a:100 i").sim("4x256MiB").go();
     let device = Run::program("steps").args("i a:100 i").sim("4x256MiB").shim().env("GPUPOOL_MEMINFO", "device").go();
     device.same_as(&bare);
+    let freed = |run: Run| run.args("i a:100 i f:0 i").sim("4x256MiB");
+    let bare = freed(Run::program("steps")).go();
+    freed(Run::program("steps")).shim().env("GPUPOOL_MEMINFO", "device").go().same_as(&bare);
     let pool = Run::program("steps").args("i a:500 i f:0 i").sim("4x256MiB").shim().go();
     let lines: Vec<Vec<u64>> = pool
         .stdout

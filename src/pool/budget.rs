@@ -131,10 +131,13 @@ impl Budget {
     /// What blocks could still take, given what the driver could still give (`None`: nobody can tell) and how much of `used`
     /// the front keeps.
     pub fn room(&self, headroom: Option<u64>, kept: u64) -> u64 {
-        let used = self.used - kept;
-        // Held, not used, and not on its way out.
-        let idle = self.held.saturating_sub(used + self.leaving + self.stuck);
-        self.room_beside(used).min(headroom.map_or(u64::MAX, |headroom| headroom.saturating_add(idle)))
+        let idle = self.idle(kept);
+        self.room_beside(self.used - kept).min(headroom.map_or(u64::MAX, |headroom| headroom.saturating_add(idle)))
+    }
+
+    /// What is held, serves no block, and is not on its way out, given how much of `used` the front keeps.
+    pub fn idle(&self, kept: u64) -> u64 {
+        self.held.saturating_sub(self.used - kept + self.leaving + self.stuck)
     }
 
     /// What could be created there without returning anything first, in whole frames.

@@ -600,6 +600,14 @@ impl<B: Backend> Pool<B> {
         })
     }
 
+    /// Bytes that the pool holds on a GPU and no block stands on: the driver counts them as used, and the program has freed them.
+    pub fn idle_on(&self, gpu: u32) -> u64 {
+        let Some(place) = self.accounts.id(Place::Gpu(gpu)) else { return 0 };
+        let state = self.lock();
+        let kept = self.kept_frames();
+        state.budgets[place.index()].idle(kept[place.index()] * FRAME)
+    }
+
     /// Frames by place that no block of the program's stands on, though they are no free run: the caller holds the pool's lock.
     pub(crate) fn kept_frames(&self) -> Vec<u64> {
         let mut kept = self.front.sums().frames;

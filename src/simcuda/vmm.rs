@@ -307,22 +307,32 @@ fn hide_from_processor(start: u64, bytes: u64) {
     unsafe { libc::mmap(start as *mut _, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
 }
 
+/// `cuMemGetAccess`. As an H200 answered: memory that nobody sets access to (of `cuMemAlloc`, stream-ordered, managed, pinned) is
+/// answered like mapped memory that nobody was given access to, and where there is no memory at all 0 is written beside the error.
 pub fn get_access(out: Out<u64>, location: In<Location>, address: u64) -> Outcome {
     out.required()?;
     let driver = supported()?;
     let location = location.get()?;
-    let Some(Kind::Vmm { grants, .. }) = driver.space.find(address).map(|region| region.kind) else {
+    if address == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    match location.kind {
+        DEVICE => _ = driver.gpu(location.id)?,
+        HOST | HOST_NUMA | HOST_NUMA_CURRENT => {}
+        _ => return Err(Code::INVALID_DEVICE),
+    }
+    let Some(region) = driver.space.find(address) else {
+        out.set(0)?;
         return Err(Code::INVALID_VALUE);
     };
+    let Kind::Vmm { grants, .. } = region.kind else { return out.set(0) };
     let flags = match location.kind {
         DEVICE => {
-            driver.gpu(location.id)?;
             let bit = |mask: u64, value: c_int| if mask & 1 << location.id != 0 { value } else { 0 };
             bit(grants.read, READ) | bit(grants.write, READ_WRITE)
         }
-        HOST | HOST_NUMA | HOST_NUMA_CURRENT if grants.host => READ_WRITE,
-        HOST | HOST_NUMA | HOST_NUMA_CURRENT => 0,
-        _ => return Err(Code::INVALID_VALUE),
+        _ if grants.host => READ_WRITE,
+        _ => 0,
     };
     out.set(flags as u64)
 }

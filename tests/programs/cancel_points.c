@@ -4,6 +4,7 @@
  * threads are nobody's to cancel.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
@@ -59,6 +60,10 @@ WRAP(int, clock_nanosleep, (clockid_t clock, int flags, const struct timespec *t
 WRAP(pid_t, waitpid, (pid_t process, int *status, int options), (process, status, options))
 WRAP(ssize_t, send, (int file, const void *bytes, size_t count, int flags), (file, bytes, count, flags))
 WRAP(int, pthread_join, (pthread_t thread, void **answer), (thread, answer))
+WRAP(DIR *, opendir, (const char *path), (path))
+WRAP(struct dirent64 *, readdir64, (DIR *folder), (folder))
+WRAP(int, closedir, (DIR *folder), (folder))
+WRAP(int, pause, (void), ())
 WRAP(int, sigtimedwait, (const sigset_t *set, siginfo_t *info, const struct timespec *timeout), (set, info, timeout))
 
 int fcntl(int file, int command, ...)

@@ -112,13 +112,21 @@ pub unsafe fn get_access(
     address: CUdeviceptr,
 ) -> CuResult {
     let result = real.call();
-    if result.is_ok() {
-        // SAFETY: the driver answered success, so it has read the one and written the other.
-        unsafe {
-            if let Some(own) = handles::access_at(address, *location) {
-                *flags = own as c_ulonglong;
-            }
+    if !result.is_ok() {
+        return result;
+    }
+    // Nobody sets access to memory of cuMemAlloc, and of what is no memory any more the driver says so (H200).
+    let (own, result) = match address::known(address) {
+        Known::Pooled(_) => (Some(0), result),
+        Known::Freed => (Some(0), CuResult::INVALID_VALUE),
+        // SAFETY: the driver answered success, so it has read the location.
+        Known::Managed(_) | Known::Pinned(_) | Known::Foreign => {
+            (unsafe { handles::access_at(address, *location) }, result)
         }
+    };
+    if let Some(own) = own {
+        // SAFETY: the driver answered success, so it has written there.
+        unsafe { *flags = own as c_ulonglong };
     }
     result
 }

@@ -30,6 +30,16 @@ pub fn memory_info() -> Answer<(u64, u64)> {
     Ok((free.min(total), total))
 }
 
+/// Bytes of the current context's GPU that the program has freed and the pool keeps: the driver counts them as used, while a program
+/// that asks for its GPU's own memory sees what it freed as free.
+pub fn freed_here() -> u64 {
+    let freed = |driver: &'static Driver| {
+        let device = driver.current_device().ok()?;
+        Some(open::opened()?.pool.idle_on(device.ordinal()))
+    };
+    process::driver().and_then(freed).unwrap_or(0)
+}
+
 /// Bytes for `cuDeviceTotalMem`.
 pub fn total_memory(device: Device) -> Answer<u64> {
     let plan = plan_with(answers_as_pool()?, device)?;
