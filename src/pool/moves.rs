@@ -16,8 +16,10 @@
 //! Architecture Invariant: a chunk changes its place under the pool's lock and those of all shards of the front.
 
 use crate::moving::{MoveError, Moved, Rearranged, Stopped, Wanted, Wish};
+use crate::place::PlaceId;
 use crate::pool::Pool;
-use crate::state::Route;
+use crate::registry::Record;
+use crate::state::State;
 use crate::{FRAME, Mover, Place};
 
 /// What is already the case when nobody uses the memory by promise of the caller.
@@ -27,6 +29,15 @@ impl Stopped for Promised {
     fn still_quiet(&mut self) -> bool {
         true
     }
+}
+
+/// How a move is carried out.
+#[derive(Clone, Copy, Debug, Default)]
+struct Way {
+    /// The program is not stopped later; instead all work is waited for now.
+    waits: bool,
+    /// Chunks that others stand on, too, are divided.
+    divides: bool,
 }
 
 impl<B: Mover> Pool<B> {
@@ -40,7 +51,8 @@ impl<B: Mover> Pool<B> {
     /// # Errors
     /// See [`MoveError`].
     pub fn move_to(&self, address: u64, bytes: u64, place: Place) -> Result<Moved, MoveError<B::Error>> {
-        let done = self.carry_out(&[Wish { address, bytes, to: place }], true, &|_, _| true, || Some(Promised))?;
+        let waits = Way { waits: true, ..Way::default() };
+        let done = self.carry_out(&[Wish { address, bytes, to: place }], waits, &|_, _| true, || Some(Promised))?;
         match done.cut_short {
             Some(error) => Err(error),
             None => Ok(done.wishes.into_iter().sum()),
@@ -64,7 +76,7 @@ impl<B: Mover> Pool<B> {
         wishes: &[Wish],
         stop: impl FnOnce() -> Option<S>,
     ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
-        self.carry_out(wishes, false, &|_, _| true, stop)
+        self.carry_out(wishes, Way::default(), &|_, _| true, stop)
     }
 
     /// The same, but nothing moves ([`MoveError::NotNow`]) where `makes` does not want so many bytes made at a place, which the move needs beside what there
@@ -78,7 +90,21 @@ impl<B: Mover> Pool<B> {
         makes: impl Fn(Place, u64) -> bool,
         stop: impl FnOnce() -> Option<S>,
     ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
-        self.carry_out(wishes, false, &makes, stop)
+        self.carry_out(wishes, Way::default(), &makes, stop)
+    }
+
+    /// As [`Pool::rearrange`], and a chunk that others stand on, too, is divided: what they have of it stays at its place, on other physical memory, so
+    /// that place needs room for it meanwhile. Of what is stored it comes along, to where the range on its chunk goes. For moves that have to happen:
+    /// memory that nobody wished for is copied, and its frames wait for the move when it is freed.
+    ///
+    /// # Errors
+    /// As of [`Pool::rearrange`]. [`MoveError::Full`] also where only the memory of others lacks room.
+    pub fn rearrange_dividing<S: Stopped>(
+        &self,
+        wishes: &[Wish],
+        stop: impl FnOnce() -> Option<S>,
+    ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
+        self.carry_out(wishes, Way { divides: true, ..Way::default() }, &|_, _| true, stop)
     }
 
     /// Bytes at a place that moves have left and that serve the next one: nothing has to be made for as much, as far as its chunks are of the same sizes.
@@ -87,11 +113,10 @@ impl<B: Mover> Pool<B> {
         state.id_of(place).map_or(0, |id| state.stock.bytes(id))
     }
 
-    /// `waits`: the program is not stopped later; instead all work is waited for now.
     fn carry_out<S: Stopped>(
         &self,
         wishes: &[Wish],
-        waits: bool,
+        Way { waits, divides }: Way,
         makes: &dyn Fn(Place, u64) -> bool,
         stop: impl FnOnce() -> Option<S>,
     ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
@@ -102,6 +127,13 @@ impl<B: Mover> Pool<B> {
             wanted.push(self.hold_for(wish)?);
             Ok(())
         });
+        let mut beside = 0;
+        if divides && held.is_ok() {
+            // In front: what was wished for itself is decided by its own wish.
+            let others = self.hold_beside(&wanted);
+            beside = others.len();
+            wanted.splice(0..0, others);
+        }
         let answer = held.and_then(|()| {
             let plan = self.prepare(&wanted, waits, makes, &mut under_way)?;
             self.act(plan, &wanted, waits, stop)
@@ -109,7 +141,50 @@ impl<B: Mover> Pool<B> {
         for Wanted { block, record, .. } in &wanted {
             self.let_go(self.address(*block), record.id);
         }
-        answer
+        answer.map(|mut done| {
+            done.wishes.drain(..beside);
+            done
+        })
+    }
+
+    /// What stands on the chunks of these besides them, each part held: it is to stay where it lies, or, if that is stored, to come along.
+    fn hold_beside(&self, wanted: &[Wanted]) -> Vec<Wanted> {
+        let mut found: Vec<Wanted> = Vec::new();
+        let state = self.lock();
+        for wish in wanted {
+            for chunk in state.chunks.touched(wish.start, wish.end).filter(|chunk| chunk.place != wish.to) {
+                let is_stored = self.accounts.place(chunk.place).is_stored();
+                let to = if is_stored { wish.to } else { chunk.place };
+                let mut frame = chunk.start;
+                while frame < chunk.end() {
+                    let Some((block, record)) = self.around(&state, self.address(frame)) else {
+                        frame += 1;
+                        continue;
+                    };
+                    let (start, end) = (frame, (block + record.frames).min(chunk.end()));
+                    frame = end;
+                    // The rest of a block that was wished for stays by itself.
+                    let is_known = !is_stored && wanted.iter().any(|wish| wish.block == block);
+                    // Stored elsewhere it is not.
+                    let may = !is_stored || !self.accounts.place(to).is_stored() && self.may_go(&state, &record, to);
+                    if !is_known
+                        && may
+                        && !found.iter().any(|other| other.start == start)
+                        && self.registry.change(block, record.id, false, |record| record.holds += 1)
+                    {
+                        found.push(Wanted { block, record, start, end, to, anew: false });
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether a block may lie at a place: in its reach, and open to it. What is stored is in no block's order, and has no terms.
+    fn may_go(&self, state: &State<B::Handle>, record: &Record, to: PlaceId) -> bool {
+        let is_stored = self.accounts.place(to).is_stored();
+        let route = self.routes.iter().find(|route| route.home == record.gpu);
+        route.is_some_and(|route| is_stored || route.order.contains(&to) && state.is_open_to(to, route))
     }
 
     /// What is asked for; the block is held.
@@ -120,11 +195,7 @@ impl<B: Mover> Pool<B> {
         let (block, record) = self.around(&state, address).ok_or(MoveError::NotABlock)?;
         let (first, last) = (self.address(block), self.address(block) + record.bytes);
         let end = address.checked_add(bytes).filter(|end| bytes > 0 && *end <= last).ok_or(MoveError::NotABlock)?;
-        let route = self.routes.iter().find(|route| route.home == record.gpu);
-        let is_stored = self.accounts.place(to).is_stored();
-        // What is stored is in no block's order, and has no terms.
-        let is_open = |route: &Route| is_stored || route.order.contains(&to) && state.is_open_to(to, route);
-        if !route.is_some_and(is_open) {
+        if !self.may_go(&state, &record, to) {
             return Err(MoveError::OutOfReach);
         }
         // What moves left there serves nobody either.

@@ -904,7 +904,7 @@ fn what_has_room_nowhere_stays_on_the_disk_until_there_is_some() {
     let mut other = Run::program("suspended").sim("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
     assert_eq!(other.ask("keep 700"), "kept");
     let why = refused(&program, "resume");
-    assert!(why.contains("of it have room nowhere: of gpu0"), "{why}");
+    assert!(why.contains("of it found no room on gpu0"), "{why}");
     assert!(!files(&to).is_empty());
     program.ask("check");
     assert_eq!(other.ask("drop"), "freed");

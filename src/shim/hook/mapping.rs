@@ -119,9 +119,10 @@ pub unsafe fn get_access(
     let (own, result) = match address::known(address) {
         Known::Pooled(_) => (Some(0), result),
         Known::Freed => (Some(0), CuResult::INVALID_VALUE),
-        // SAFETY: the driver answered success, so it has read the location.
         Known::Managed(_) | Known::Pinned(_) | Known::Foreign => {
-            (unsafe { handles::access_at(address, *location) }, result)
+            // SAFETY: the driver answered success, so it has read the location.
+            let location = unsafe { *location };
+            (handles::access_at(address, location), result)
         }
     };
     if let Some(own) = own {

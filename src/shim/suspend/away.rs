@@ -1,17 +1,29 @@
 //! What has left GPUs that are drained, or found no room when the program was resumed, in the order in which it left: the GPU that a byte left first is
 //! where it belongs, and the others that it left since were only on its way.
 
-use super::parted::{Parted, beyond};
+use super::parted::{Parted, beyond, living};
+use crate::backing::open;
 use crate::tiers::far;
 use gpupool_pool::Place;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 
 static AWAY: Mutex<Vec<Parted>> = Mutex::new(Vec::new());
 
+/// The list, without what blocks had that have been freed: their addresses are another one's by now, which has left nothing.
+fn lock() -> MutexGuard<'static, Vec<Parted>> {
+    let mut away = AWAY.lock();
+    if !away.is_empty()
+        && let Some(opened) = open::opened()
+    {
+        *away = living(opened, std::mem::take(&mut *away));
+    }
+    away
+}
+
 /// This left its GPU now. What left no GPU but a host or a disk is not noted.
 pub fn add(parted: impl IntoIterator<Item = Parted>) {
-    AWAY.lock().extend(parted.into_iter().filter(|parted| matches!(parted.from(), Place::Gpu(_))));
+    lock().extend(parted.into_iter().filter(|parted| matches!(parted.from(), Place::Gpu(_))));
     far::has_left(gpus(), bytes_in);
 }
 
@@ -25,12 +37,12 @@ fn bytes_in(gpu: u32, address: u64, bytes: u64) -> u64 {
 
 /// All of it, in that order.
 pub fn all() -> Vec<Parted> {
-    AWAY.lock().clone()
+    lock().clone()
 }
 
 /// What left this GPU.
 pub fn of(gpu: u32) -> Vec<Parted> {
-    AWAY.lock().iter().filter(|parted| parted.from() == Place::Gpu(gpu)).copied().collect()
+    lock().iter().filter(|parted| parted.from() == Place::Gpu(gpu)).copied().collect()
 }
 
 /// The GPUs that something has left.
@@ -46,12 +58,12 @@ pub fn gpus() -> Vec<u32> {
 /// Takes out what left these GPUs, for whoever has it come back.
 pub fn take(gpus: &[u32]) -> Vec<Parted> {
     let is_theirs = |parted: &mut Parted| gpus.iter().any(|gpu| parted.from() == Place::Gpu(*gpu));
-    AWAY.lock().extract_if(.., is_theirs).collect()
+    lock().extract_if(.., is_theirs).collect()
 }
 
 /// Of what left this GPU `tried` was to come back, and is back except for what is `left`.
 pub fn came(gpu: u32, tried: &[Parted], left: &[Parted]) {
-    let mut away = AWAY.lock();
+    let mut away = lock();
     let before = std::mem::take(&mut *away);
     *away = without(before, gpu, tried, left);
 }

@@ -16,9 +16,10 @@ use crate::serve::handles::by_hand;
 use crate::tiers;
 use gpupool_config::format_size;
 use gpupool_cuda::{Driver, Physical};
-use gpupool_pool::{Mapped, Moved, Piece, Place, Wish};
+use gpupool_pool::{FRAME, Mapped, Moved, Piece, Place, Wish};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
 /// For how many ranges that found no room smaller memory goes out of the way, of the largest: the program stands still meanwhile, and each looks at all that it has.
@@ -42,15 +43,15 @@ pub fn come_back(
     let Some(put) = put else {
         return Ok(bring_back(opened, driver, held, &parted, None, &mut None, progress));
     };
-    let mut why = None;
+    let (mut why, mut refused) = (None, None);
     let back = put.reading(driver, |unread| {
         let (mut moved, mut stayed) =
-            bring_back(opened, driver, held, &parted, Some((put, unread)), &mut None, progress);
+            bring_back(opened, driver, held, &parted, Some((put, unread)), &mut refused, progress);
         let left = still_put(opened, &parted);
         if unread.why().is_none() && !left.is_empty() {
             // It was there before anybody said otherwise, and the program cannot go on without it.
             let _waived = terms::waive(left.iter().map(Parted::from));
-            let (came, _) = bring_back(opened, driver, held, &left, Some((put, unread)), &mut None, &mut |_, _| {});
+            let (came, _) = bring_back(opened, driver, held, &left, Some((put, unread)), &mut refused, &mut |_, _| {});
             moved += came;
             stayed = stayed.saturating_sub(came);
         }
@@ -65,9 +66,10 @@ pub fn come_back(
         pieces.iter().filter(|piece| piece.place.is_stored()).map(|piece| piece.bytes).sum()
     };
     let pooled =
-        opened.pool.stretches().into_iter().find(is_stored).map(|(block, pieces)| (block.home, bytes(&pieces)));
-    let own = || by_hand::all().into_iter().find(|own| own.place.is_stored()).map(|own| (own.asked, own.bytes));
-    match (back, pooled.or_else(own)) {
+        opened.pool.stretches().into_iter().filter(is_stored).map(|(block, pieces)| (block.home, bytes(&pieces)));
+    let own = by_hand::all().into_iter().filter(|own| own.place.is_stored()).map(|own| (own.asked, own.bytes));
+    let stored = pooled.chain(own).reduce(|(home, sum), (_, bytes)| (home, sum + bytes));
+    match (back, stored) {
         (Ok(back), None) => Ok(back),
         // Nothing of it was needed.
         (Err(_), None) => Ok((0, 0)),
@@ -75,7 +77,8 @@ pub fn come_back(
             let nowhere = || {
                 let order = opened.plan.order(home);
                 let places: Vec<String> = order.iter().map(Place::to_string).collect();
-                format!("{} of it have room nowhere: of {} none has as much", format_size(bytes), places.join(", "))
+                let last = refused.as_ref().map_or_else(String::new, |why: &Why| format!(" ({})", why.text));
+                format!("{} of it found no room on {}{last}", format_size(bytes), places.join(", "))
             };
             Err((why.unwrap_or_else(nowhere), parted))
         }
@@ -207,6 +210,8 @@ pub fn bring_back(
     let arrived = || put.into_iter().for_each(|(put, _)| put.look_what_arrived(opened));
     // A block that was freed meanwhile has nothing to come back.
     let parted = living(opened, parted.to_vec());
+    let blocks = opened.pool.stretches().into_iter().map(|(block, _)| block);
+    let ends: BTreeMap<u64, u64> = blocks.map(|block| (block.address, block.address + block.bytes)).collect();
     let total = parted.iter().map(Parted::bytes).sum();
     progress(0, total);
     let (mut moved, mut stayed) = (0, 0);
@@ -215,14 +220,16 @@ pub fn bring_back(
     let (mut own, mut away): (Vec<Parted>, Vec<Parted>) = (Vec::new(), Vec::new());
     for parted in parted {
         match parted {
-            Parted::Pooled { address, bytes, from, .. } => {
+            Parted::Pooled { start, address, bytes, from, .. } => {
                 let is_ill = |piece: &Piece<Physical>| terms::is_place_left_alone(piece.place);
                 if opened.pool.pieces_of_stretch(address, bytes).iter().any(is_ill) {
                     *why = Some(Why::ill());
                     stayed += bytes;
                     continue;
                 }
-                let wish = Wish { address, bytes, to: from };
+                // A block that was freed in between has nothing to come back.
+                let Some(block) = ends.get(&start).map(|end| start..*end) else { continue };
+                let wish = whole_frames(block, address, bytes, from);
                 match batches.last_mut() {
                     Some(batch) if sum_of(batch) < step => batch.push(wish),
                     _ => batches.push(vec![wish]),
@@ -257,7 +264,7 @@ pub fn bring_back(
             Ok(back) => {
                 let kept = kept(batch, back);
                 if kept > 0 {
-                    *why = Some(Why::pages());
+                    *why = Some(if back.shared > 0 { Why::shared() } else { Why::pages() });
                 }
                 (moved, stayed) = (moved + sum_of(batch) - kept, stayed + kept);
                 arrived();
@@ -318,6 +325,13 @@ pub fn bring_back(
         progress(moved + stayed, total);
     }
     (moved, stayed)
+}
+
+/// The frames that this range of a block has a part of, up to the block's last byte: nothing less can move.
+fn whole_frames(block: Range<u64>, address: u64, bytes: u64, to: Place) -> Wish {
+    let start = (address - address % FRAME).max(block.start);
+    let end = (address + bytes).next_multiple_of(FRAME).min(block.end);
+    Wish { address: start, bytes: end.saturating_sub(start), to }
 }
 
 fn sum_of(batch: &[Wish]) -> u64 {

@@ -448,8 +448,7 @@ impl Leaving<'_> {
     }
 
     fn note_stayed(&mut self, Moved { anchored, shared, .. }: Moved) {
-        let shared_with = "it stands on one piece of memory together with what has to stay";
-        let why_shared = self.parted_by.clone().unwrap_or_else(|| Why::new("shared", shared_with));
+        let why_shared = self.parted_by.clone().unwrap_or_else(Why::shared);
         for (bytes, why) in [(anchored, Why::pages()), (shared, why_shared)] {
             if bytes > 0 {
                 *self.stayed.entry(why).or_default() += bytes;

@@ -57,6 +57,7 @@ impl Stopped for Quiet<'_> {
     }
 }
 
+/// Moves these at once. What shares a chunk with memory that nobody wished for is parted from that by a second move, where there is room for it.
 pub fn rearrange(
     opened: &Opened,
     driver: &'static Driver,
@@ -69,14 +70,26 @@ pub fn rearrange(
             let turn = turn.0.lock();
             Some(Quiet(stop(driver, held)?, turn))
         };
+        let stops_again = stops;
         match opened.pool.rearrange(wishes, stops) {
             Ok(done) => {
                 // Even what is cut short has moved something, to wherever there was room.
                 residence::is_far();
-                return match done.cut_short {
-                    Some(error) => Err(why::in_words(&error)),
-                    None => Ok(done.wishes.into_iter().sum()),
-                };
+                if let Some(error) = done.cut_short {
+                    return Err(why::in_words(&error));
+                }
+                let (shared, alone): (Vec<_>, Vec<_>) =
+                    wishes.iter().zip(done.wishes).partition(|(_, moved)| moved.shared > 0);
+                let sum = |all: Vec<(&Wish, Moved)>| all.into_iter().map(|(_, moved)| moved).sum::<Moved>();
+                if shared.is_empty() {
+                    return Ok(sum(alone));
+                }
+                let again: Vec<Wish> = shared.iter().map(|(wish, _)| **wish).collect();
+                // Where that fails, all of it lies as the first one left it.
+                let parted = opened.pool.rearrange_dividing(&again, stops_again).ok();
+                let parted = parted.filter(|done| done.cut_short.is_none());
+                let moved = parted.map_or_else(|| sum(shared), |done| done.wishes.into_iter().sum());
+                return Ok([sum(alone), moved].into_iter().sum());
             }
             // A context that is about to end is gone soon. Where the process ends, nothing more is tried.
             Err(MoveError::NotNow) => std::thread::sleep(PAUSE),

@@ -123,6 +123,14 @@ impl Why {
         )
     }
 
+    /// Of what is on a chunk with memory that goes elsewhere, or stays.
+    pub fn shared() -> Self {
+        Self::new(
+            "shared",
+            "it stands on one piece of memory together with what stays, and there is no room for both beside each other",
+        )
+    }
+
     /// Of what nobody but the driver can place.
     pub fn driver(text: &str) -> Self {
         Self::new("streams", text)

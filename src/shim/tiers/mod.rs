@@ -44,7 +44,7 @@ use crate::watch::context::{self, Context};
 use crate::{live, process};
 use gpupool_config::{Mode, Move};
 use gpupool_cuda::{self as cuda, Device, Driver, Physical};
-use gpupool_interpose::Api;
+use gpupool_interpose::{Api, cancel};
 use gpupool_pool::{Allocation, Block, Piece, Place};
 use gpupool_tiers::{FarLink, Links, Range, Settings, Tiers, Where, Whereabouts};
 use once_cell::race::OnceBox;
@@ -108,6 +108,8 @@ fn home(gpu: u32) -> Option<&'static Home> {
 /// nothing where there is none, so what may lock for long, log or ask the driver is not done here.
 #[inline]
 fn beside<T>(api: Api, act: impl FnOnce() -> Option<T>) -> Option<T> {
+    // A thread that can be cancelled anywhere would be unwound through what catches panics, which ends the process.
+    let _sheltered = cancel::is_known().then(cancel::shelter);
     // AssertUnwindSafe: what may be half changed is not looked at again.
     catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|_| broke(api))
 }
@@ -373,6 +375,23 @@ impl Whereabouts for Home {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_thread_is_cancelled_beside_a_call_once_somebody_cancels_threads() {
+        const DISABLE: std::ffi::c_int = 1;
+        unsafe extern "C" {
+            fn pthread_setcancelstate(state: std::ffi::c_int, before: *mut std::ffi::c_int) -> std::ffi::c_int;
+        }
+        // SAFETY: it says how this thread is cancelled, and nobody does.
+        unsafe { cancel::set_cancel_type(1, std::ptr::null_mut()) };
+        let state = beside(Api("cuLaunchKernel"), || {
+            let mut before = 0;
+            // SAFETY: the output is a local.
+            unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+            Some(before)
+        });
+        assert_eq!(state, Some(DISABLE));
+    }
 
     #[test]
     fn the_share_is_that_of_all_ranks_on_the_host() {

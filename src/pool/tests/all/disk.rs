@@ -184,6 +184,7 @@ enum Op {
     Go {
         wishes: Vec<(usize, u64, u64, Place)>,
         quiet: u32,
+        divides: bool,
     },
     Fail {
         after: u64,
@@ -206,8 +207,8 @@ fn any_op() -> impl Strategy<Value = Op> {
             .prop_map(|(pick, when)| Op::Free { pick, when }),
         1 => Just(Op::Trim),
         1 => Just(Op::Arrive),
-        6 => (proptest::collection::vec(part, 1..5), prop_oneof![1 => 0..4u32, 4 => Just(u32::MAX)])
-            .prop_map(|(wishes, quiet)| Op::Go { wishes, quiet }),
+        6 => (proptest::collection::vec(part, 1..5), prop_oneof![1 => 0..4u32, 4 => Just(u32::MAX)], any::<bool>())
+            .prop_map(|(wishes, quiet, divides)| Op::Go { wishes, quiet, divides }),
         1 => (0..30u64, 1..3u64).prop_map(|(after, times)| Op::Fail { after, times }),
     ]
 }
@@ -240,7 +241,7 @@ fn check(ops: &[Op]) {
                 pool.backend().inner().fault = None;
                 pool.grant_again().unwrap();
             }
-            Op::Go { ref wishes, quiet } => {
+            Op::Go { ref wishes, quiet, divides } => {
                 if live.is_empty() {
                     continue;
                 }
@@ -252,7 +253,8 @@ fn check(ops: &[Op]) {
                     Wish { address: allocation.block.address + from, bytes, to }
                 };
                 let wishes: Vec<Wish> = wishes.iter().map(of).collect();
-                let _ = pool.rearrange(&wishes, || Some(Still::new(pool.backend(), quiet)));
+                let stop = || Some(Still::new(pool.backend(), quiet));
+                let _ = if divides { pool.rearrange_dividing(&wishes, stop) } else { pool.rearrange(&wishes, stop) };
             }
             Op::Fail { after, times } => {
                 let mut inner = pool.backend().inner();

@@ -99,6 +99,8 @@ enum Op {
         quiet: u32,
         /// What the program does before it is stopped.
         meanwhile: Meanwhile,
+        /// Chunks that others stand on, too, are divided.
+        divides: bool,
     },
     /// What is free on chunks at a place goes home, if the program can be stopped so many times.
     Repack {
@@ -169,8 +171,15 @@ fn any_op() -> impl Strategy<Value = Op> {
             prop_oneof![1 => Just(false), 6 => Just(true)],
             prop_oneof![1 => 0..4u32, 4 => Just(u32::MAX)],
             any_meanwhile(),
+            any::<bool>(),
         )
-            .prop_map(|(wishes, stops, quiet, meanwhile)| Op::Rearrange { wishes, stops, quiet, meanwhile }),
+            .prop_map(|(wishes, stops, quiet, meanwhile, divides)| Op::Rearrange {
+                wishes,
+                stops,
+                quiet,
+                meanwhile,
+                divides,
+            }),
         2 => (any_place(), prop_oneof![Just(u64::MAX), 1..60 * MIB], any::<bool>(), prop_oneof![0..3u32, Just(u32::MAX)])
             .prop_map(|(place, bytes, over, stops)| Op::Repack { place, bytes, over, stops }),
     ]
@@ -471,8 +480,8 @@ impl Model {
                 self.move_some(pick, from, bytes, place);
                 self.note_stock();
             }
-            Op::Rearrange { ref wishes, stops, quiet, ref meanwhile } => {
-                self.rearrange(wishes, stops, quiet, meanwhile);
+            Op::Rearrange { ref wishes, stops, quiet, ref meanwhile, divides } => {
+                self.rearrange(wishes, (stops, quiet, divides), meanwhile);
                 self.note_stock();
             }
             Op::Repack { place, bytes, over, stops } => {
@@ -498,7 +507,12 @@ impl Model {
         self.stock = stock;
     }
 
-    fn rearrange(&mut self, wanted: &[(usize, u64, u64, Place)], stops: bool, quiet: u32, meanwhile: &Meanwhile) {
+    fn rearrange(
+        &mut self,
+        wanted: &[(usize, u64, u64, Place)],
+        (stops, quiet, divides): (bool, u32, bool),
+        meanwhile: &Meanwhile,
+    ) {
         if self.live.is_empty() {
             return;
         }
@@ -558,7 +572,7 @@ impl Model {
             was_stopped.set(true);
             stops.then(|| Still::new(pool.backend(), quiet))
         };
-        let answer = pool.rearrange(&wishes, stop);
+        let answer = if divides { pool.rearrange_dividing(&wishes, stop) } else { pool.rearrange(&wishes, stop) };
         if is_over.get()
             && let Some(gone) = victim
         {
@@ -1230,6 +1244,7 @@ fn what_a_move_proves_quiet_is_known_to_be_free() {
         stops,
         quiet,
         meanwhile: Meanwhile::Free(victim),
+        divides: false,
     };
     let ops = vec![
         allocate(56623105, 1, 1),
@@ -1278,7 +1293,13 @@ fn what_a_move_gives_back_leaves_the_rest_of_a_row_quiet() {
         strictly(0),
         allocate(4194304),
         Op::Free { pick: 93867590013845287, when: Free::Lazy },
-        Op::Rearrange { wishes: vec![(0, 0, u64::MAX, GPU1)], stops: false, quiet: 0, meanwhile: Meanwhile::Nothing },
+        Op::Rearrange {
+            wishes: vec![(0, 0, u64::MAX, GPU1)],
+            stops: false,
+            quiet: 0,
+            meanwhile: Meanwhile::Nothing,
+            divides: false,
+        },
         allocate(4194304),
     ];
     check(Policy::LocalFirst, Lenders::All, &ops);
@@ -1294,7 +1315,13 @@ fn what_a_move_could_not_prove_quiet_may_be_known_late() {
         Op::Move { pick: 0, from: 0, bytes: u64::MAX, place: GPU0 },
         allocate(2 * MIB, 1),
         allocate(4 * MIB, 0),
-        Op::Rearrange { wishes: vec![(0, 0, u64::MAX, GPU1)], stops: true, quiet: 0, meanwhile: Meanwhile::Free(0) },
+        Op::Rearrange {
+            wishes: vec![(0, 0, u64::MAX, GPU1)],
+            stops: true,
+            quiet: 0,
+            meanwhile: Meanwhile::Free(0),
+            divides: false,
+        },
         Op::Free { pick: 1, when: Free::Strict },
         Op::Free { pick: 0, when: Free::Strict },
         allocate(2 * MIB, 0),
