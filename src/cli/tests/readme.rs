@@ -105,7 +105,7 @@ fn each_file_of_tests_has_a_row_in_their_table() {
         let names = [format!("`{stem}.rs`"), format!("`{stem}`")];
         let is_named =
             |row: &&str| row.split('|').nth(1).is_some_and(|cell| names.iter().any(|name| cell.contains(name)));
-        assert!(rows.iter().any(|row| is_named(&row)), "{stem}.rs has no row in tests/README.md");
+        assert!(rows.iter().any(is_named), "{stem}.rs has no row in tests/README.md");
     }
 }
 

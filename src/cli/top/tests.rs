@@ -145,7 +145,7 @@ fn where_lines_are_few_the_processes_keep_them() {
 #[test]
 fn a_disk_is_a_place_as_long_as_something_lies_there() {
     let mut row = small(812, "train", 4);
-    let mut disk = row.told.levels.places.rows[0].clone();
+    let mut disk = row.told.levels.places.rows[0];
     (disk.on_disk, disk.number, disk.used, disk.held, disk.own) = (true, 0, GIB, GIB, 0);
     row.told.levels.places.rows.push(disk);
     let mut state = state();

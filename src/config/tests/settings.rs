@@ -300,8 +300,8 @@ fn moves_are_of_the_pool_s_memory() {
 fn what_another_setting_makes_idle_is_told_by_both_names() {
     const MODES: [(&str, &str); 2] = [("GPUPOOL_MODE", "managed"), ("GPUPOOL_MODE", "trace")];
     const UNFOUND: [(&str, &str); 1] = [("GPUPOOL_METRICS", "off")];
-    let idle: [(&str, &str, &[(&str, &str)]); 13] = [
-        ("GPUPOOL_IDLE_SUSPEND", "5min", &MODES),
+    let idle = [
+        ("GPUPOOL_IDLE_SUSPEND", "5min", &MODES[..]),
         ("GPUPOOL_FAR_LIMIT", "20%", &MODES),
         ("GPUPOOL_RESTORE", "/x", &MODES),
         ("GPUPOOL_PRIORITY", "80", &MODES),
