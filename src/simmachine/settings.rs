@@ -314,7 +314,6 @@ mod tests {
         for (name, value) in [
             ("SIMCUDA_GPUS", "4"),
             ("SIMCUDA_GPUS", "4x32XB"),
-            ("SIMCUDA_GPUS", "4x32"),
             ("SIMCUDA_LINK", "ethernet"),
             ("SIMCUDA_HOST", "lots"),
             ("SIMCUDA_HOST_NODES", "0"),
@@ -336,6 +335,7 @@ mod tests {
         }
         for (value, words) in [
             ("1x9999999TiB", "a GPU of 9999999TiB, where one has"),
+            ("4x32", "a GPU of 32 bytes, as there is no unit; write 4x32GiB if that is meant"),
             ("9999999999x1GiB", "where a simulated machine has 32"),
         ] {
             let message = read(&[("SIMCUDA_GPUS", value)]).unwrap_err();
