@@ -233,7 +233,7 @@ int gpupool_release_anchor(const void *pointer,
 // Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
 // answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place; so it is on plain memory of the process where
 // the driver places that, too (`CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`). All else is `GPUPOOL_NOT_POOLED`: other memory that the driver
-// serves, freed memory, an address where there is no memory, NULL, and a range that goes on behind the block of the pool that it begins in.
+// serves, freed memory, an address where there is no memory, NULL, and a range that goes on past the end of the block of the pool that it begins in.
 // Returns 0, a `CUresult` or a `gpupool_error`.
 //
 // # Safety
@@ -266,7 +266,7 @@ int gpupool_advise(const void *pointer,
 //
 // Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`; plain memory of the process, too, where
 // the driver places that. Other memory that the driver serves, as small blocks for which the pool had no room, stays where it is:
-// `GPUPOOL_NOT_POOLED`, which is the answer, too, for freed memory, an address where there is no memory, NULL, and a range that goes on behind the
+// `GPUPOOL_NOT_POOLED`, which is the answer, too, for freed memory, an address where there is no memory, NULL, and a range that goes on past the end of the
 // block of the pool that it begins in.
 // Returns 0, a `CUresult` or a `gpupool_error`.
 //

@@ -404,6 +404,62 @@ fn settings_change_while_a_program_works_and_what_follows_is_told() {
     assert_eq!(events.iter().filter(changed).count(), 7);
 }
 
+/// What a program that has no pool could be told is little, and whoever tells it more hears so.
+#[test]
+fn what_changes_nothing_in_a_mode_is_told_with_the_mode() {
+    let machine = Machine::new("1x320MiB");
+    for mode in ["trace", "managed"] {
+        let mut program = machine.start(machine.neighbour(0, 50).env("GPUPOOL_MODE", mode));
+        setup::takes(&mut program, 60);
+        machine.until(&program, "a page", |page| page.levels.live_bytes >= 60 * MIB || mode == "trace");
+        let pid = program.pid();
+        let idle = format!(
+            "says nothing with GPUPOOL_MODE={mode}: what gives way is the pool's memory, in the modes pool and spill"
+        );
+        let shown = String::from_utf8(machine.gpupool(&format!("set {pid}")).stdout).unwrap();
+        assert!(shown.contains(&format!("GPUPOOL_PRIORITY: 50 ({idle})\n")), "{shown}");
+        assert!(shown.contains("GPUPOOL_LOG: ") && !shown.contains("GPUPOOL_LIMIT: (unset) ("), "{shown}");
+        let (told, done) = machine.told(&format!("set --json {pid} priority=80 log=debug"));
+        let note = |at: usize| told["changes"][at]["note"].as_str().unwrap_or_default();
+        assert!(done && note(0) == idle && note(1).is_empty(), "{told}");
+        let limited = machine.gpupool(&format!("set {pid} limit=0:20MiB"));
+        let said = [&limited.stdout, &limited.stderr].map(|said| String::from_utf8_lossy(said).into_owned()).concat();
+        let expected = match mode {
+            "managed" => "40.0 MiB stays on GPU 0: managed memory, which stays where it was placed",
+            _ => "the program has no pool, as GPUPOOL_MODE=trace leaves its memory to the driver",
+        };
+        assert!(said.contains(expected), "{said}");
+        let suspended = machine.gpupool(&format!("suspend {pid}"));
+        let whose =
+            if mode == "managed" { "is managed memory, which the driver moves itself" } else { "is the driver's" };
+        let said = String::from_utf8_lossy(&suspended.stderr).into_owned();
+        assert!(said.contains(&format!("with GPUPOOL_MODE={mode} its memory {whose}; only the pool's")), "{said}");
+        setup::is_whole(program);
+    }
+}
+
+/// It is neither counted nor moved, and whoever empties a GPU would look for it.
+#[test]
+fn what_the_driver_has_of_a_program_in_mode_spill_is_told_of() {
+    let machine = Machine::new("1x320MiB");
+    let mut program = machine.start(machine.neighbour(0, 50).env("GPUPOOL_MODE", "spill"));
+    setup::takes(&mut program, 60);
+    let pid = program.pid();
+    machine.until(&program, "a page", |_| true);
+    let said = |words: &str| String::from_utf8(machine.gpupool(words).stdout).unwrap();
+    let listed = said("ps");
+    assert!(listed.contains("not counted: what the driver had room for (mode spill)"), "{listed}");
+    let limited = said(&format!("set {pid} limit=0:20MiB"));
+    assert!(limited.contains("what the driver had room for on GPU 0 stays as well"), "{limited}");
+    let left = said(&format!("suspend --to host {pid}"));
+    assert!(
+        left.contains("left the GPUs, without what the driver had room for, which stays there (mode spill), in "),
+        "{left}"
+    );
+    assert!(machine.told(&format!("resume --json {pid}")).1);
+    setup::is_whole(program);
+}
+
 #[test]
 fn what_cannot_come_home_when_a_limit_is_raised_is_told() {
     let machine = Machine::new("2x320MiB");
@@ -421,14 +477,13 @@ fn what_cannot_come_home_when_a_limit_is_raised_is_told() {
 #[test]
 fn a_suspension_says_where_the_memory_is_afterwards() {
     let machine = Machine::new("2x320MiB");
-    for (to, expected) in [("peers", " on GPU 1"), ("host", " on the host")] {
+    for (to, left, expected) in
+        [("peers", "left the GPUs that it works on", " on GPU 1"), ("host", "left the GPUs", " on the host")]
+    {
         let program = machine.holder(machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1"), 60);
         let said = machine.gpupool(&format!("suspend --to {to} {}", program.pid()));
         let said = format!("{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
-        assert!(
-            said.contains("60.0 MiB left the GPUs that it works on (it has 60.0 MiB") && said.contains(expected),
-            "{said}"
-        );
+        assert!(said.contains(&format!("60.0 MiB {left} (it has 60.0 MiB")) && said.contains(expected), "{said}");
         assert!(machine.told(&format!("resume --json {}", program.pid())).1);
         setup::is_whole(program);
     }

@@ -53,7 +53,7 @@ Examples:
 )]
 pub struct Args {
     /// Their numbers, as gpupool ps lists them; of several, in the order of their ranks where no launcher gave them any. May be left out with --job or --node
-    #[arg(num_args = 0..)]
+    #[arg(num_args = 0.., value_parser = control::pid)]
     pid: Vec<u32>,
     /// A folder of its own for these images; made if it is not there. The program writes it, as its own user
     #[arg(value_name = "DIR", required = true)]
@@ -76,7 +76,7 @@ pub struct Args {
     /// How long the commands of other hosts have to come
     #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME", requires = "node")]
     meet: Duration,
-    /// Have the program leave the GPUs whole behind its image (cuCheckpointProcess*), and criu store the process where it is installed
+    /// Have the program leave the GPUs whole once its image is there (cuCheckpointProcess*), and criu store the process where it is installed
     #[arg(long)]
     process: bool,
     /// Copy all memory, also what the GPUs see to be as in the image before (by a digest of 128 bits, piece by piece)
@@ -161,6 +161,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if folder.as_os_str().len() > MOST_PATH {
         return Err(Failure::usage(format!("{}: longer than the {MOST_PATH} bytes of a path", folder.display())));
     }
+    are_both_named(args)?;
+    if gpupool_store::is_image(&folder) {
+        return Err(Failure::usage(format!(
+            "{} is one image itself, and no folder of images: name the folder around it for a further one, or another folder",
+            folder.display()
+        )));
+    }
     if args.process {
         can_leave_whole(args)?;
     }
@@ -202,10 +209,28 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
 }
 
+/// Fails where the last word, which is the folder, is more likely a process's number, or where no process is named.
+fn are_both_named(args: &Args) -> Result<(), Failure> {
+    let last = args.folder.display();
+    let is_number = args.folder.to_str().is_some_and(|text| text.parse::<u32>().is_ok()) && !args.folder.exists();
+    if is_number {
+        return Err(Failure::usage(format!(
+            "{last} stands last, where the folder of the images does, and no folder of this name is here: gpupool checkpoint {last} /scratch/train is of process {last}; \
+             ./{last} has a folder made"
+        )));
+    }
+    if args.pid.is_empty() && !args.job && args.node.is_none() {
+        return Err(Failure::usage(format!(
+            "no process is named, of which {last} is to have an image: its number, as gpupool ps lists it, stands in front of the folder: gpupool checkpoint 4711 {last}"
+        )));
+    }
+    Ok(())
+}
+
 /// Whether what is asked beside `--process` goes together with it, and the driver can do its part.
 fn can_leave_whole(args: &Args) -> Result<(), Failure> {
     let why = if args.every.is_some() {
-        "--every goes on while the program does, and behind --process it waits to be resumed: leave one of them out"
+        "--every goes on while the program does, and after --process it waits to be resumed: leave one of them out"
     } else if args.job || args.node.is_some() || args.pid.len() > 1 {
         "--process takes one process, and not the ranks of a job: leave it out for an image of all of them, or ask for one process after the other"
     } else {

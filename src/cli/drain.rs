@@ -31,8 +31,8 @@ use crate::words::UNSEEN;
 program's pool, then to the host; programs go on with the same bytes, and those that start later heed it, too. \
 What cannot leave is listed: contexts of programs that compute there, memory that others know by its pages.
 
-Exit status: 0 where nothing is left on the GPU; 1 where something is, or a program could not be asked: the GPU is drained all the same; 2 where there is no \
-such GPU.
+Exit status: 0 where nothing is left on the GPU; 1 where something is, or a program could not be asked: the GPU is drained all the same; 1 also where nobody can be told, for want of a folder (gpupool doctor): \
+nothing is drained then; 2 where there is no such GPU.
 
 Examples:
   gpupool drain 2
@@ -40,7 +40,7 @@ Examples:
   gpupool drain --json 2 | jq '.[].stayed'"
 )]
 pub struct Args {
-    /// Its number as nvidia-smi has it, or its UUID
+    /// Its number as nvidia-smi -L lists it, or its UUID
     gpu: String,
     /// How long the programs have for it
     #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
@@ -53,10 +53,10 @@ pub struct Args {
 /// Let programs have memory on a drained GPU again; what left it comes back where there is room
 #[derive(clap::Args)]
 #[command(
-    after_help = "What has not come back is listed (not: …) with the reason. It stays where it is, programs go on with it there, and the GPU is drained no more \
+    after_help = "What has not come back is listed with the reason. It stays where it is, programs go on with it there, and the GPU is drained no more \
 all the same.
 
-Exit status: 0 where the GPU is drained no more, also where memory has not come back; 1 where root drains it still or a program could not be asked; 2 where \
+Exit status: 0 where the GPU is drained no more, also where memory has not come back; 1 where root drains it still, nobody can be told for want of a folder, or a program could not be asked; 2 where \
 there is no such GPU.
 
 Examples:
@@ -64,7 +64,7 @@ Examples:
   gpupool undrain --deadline 5s GPU-5f3a1c9e-0d6b-4a7e-9c41-2b8d7e6f1a05"
 )]
 pub struct UndrainArgs {
-    /// Its number as nvidia-smi has it, or its UUID
+    /// Its number as nvidia-smi -L lists it, or its UUID
     gpu: String,
     /// How long the GPUs of each program have to come to rest for that
     #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
@@ -114,7 +114,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let Said { folders, .. } = say(&gpu, true)?;
     let (mut told, skipped) = ask(&gpu, &folders, false, args.deadline);
     told.extend(strangers(&gpu, &told));
-    print(&told, args.json, "moved away")?;
+    print(&told, args.json, "moved away", "did not leave")?;
     let is_empty = told.iter().all(|told| told.error.is_none() && told.stayed.is_empty()) && !skipped;
     if !args.json {
         let end = match (is_empty, told.len()) {
@@ -141,7 +141,7 @@ pub fn run_undrain(args: &UndrainArgs) -> Result<ExitCode, Failure> {
         )));
     }
     let (told, _) = ask(&gpu, &folders, true, args.deadline);
-    print(&told, args.json, "came back")?;
+    print(&told, args.json, "came back", "did not come back")?;
     if !args.json {
         let what = if is_news { "is drained no more" } else { "was not drained" };
         stdout::print(&format!("GPU-{} {what}\n", dashed(&gpu)))?;
@@ -149,17 +149,23 @@ pub fn run_undrain(args: &UndrainArgs) -> Result<ExitCode, Failure> {
     Ok(if told.iter().all(|told| told.error.is_none()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+const EXAMPLE: &str = "GPU-5f3a1c9e-0d6b-4a7e-9c41-2b8d7e6f1a05";
+
 fn find(text: &str) -> Result<Uuid, Failure> {
     let Ok(number) = text.trim().parse::<u32>() else {
         return from_text(text).ok_or_else(|| {
+            let is_a_programs = text.strip_prefix("gpu").is_some_and(|rest| rest.parse::<u32>().is_ok());
+            let more = if is_a_programs { " (gpu0 and so on, as gpupool ps has them, are a program's own numbers)" } else { "" };
             Failure::usage(format!(
-                "{text:?} is neither the number of a GPU nor a UUID; nvidia-smi -L lists both, write for example 2 or \
-                 GPU-5f3a1c9e-0d6b-4a7e-9c41-2b8d7e6f1a05"
+                "{text:?} is neither the number of a GPU nor a UUID{more}; nvidia-smi -L lists both, write for example 2 or \
+                 {EXAMPLE}"
             ))
         });
     };
     let nvml = Nvml::get().map_err(|why| {
-        Failure::usage(format!("which GPU has the number {number} NVML tells, and {why}; give its UUID"))
+        Failure::usage(format!(
+            "GPU {number} cannot be found by its number, which is NVML's to know: {why}; give its UUID instead, for example {EXAMPLE}"
+        ))
     })?;
     nvml.uuid_of(number)
         .ok_or_else(|| Failure::usage(format!("there is no GPU {number} on this machine; nvidia-smi -L lists them")))
@@ -306,7 +312,7 @@ fn strangers(gpu: &Uuid, told: &[Told]) -> Vec<Told> {
     unknown.map(stranger).collect()
 }
 
-fn print(all: &[Told], json: bool, did: &str) -> Result<(), Failure> {
+fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<(), Failure> {
     if json {
         let text = serde_json::to_string_pretty(all).map_err(|error| Failure::broken(error.to_string()))?;
         stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
@@ -324,7 +330,7 @@ fn print(all: &[Told], json: bool, did: &str) -> Result<(), Failure> {
         let mut lines = vec![format!("process {pid} ({name}): {} {did} in {seconds:.2} s", format_size(*bytes))];
         lines.extend(stayed.iter().map(|Left { bytes, what }| {
             let size = if *bytes > 0 { format!("{}: ", format_size(*bytes)) } else { String::new() };
-            format!("  not: {size}{what}")
+            format!("  {did_not}: {size}{what}")
         }));
         let lines: String = lines.iter().map(|line| format!("{}\n", terminal::clean(line))).collect();
         stdout::print(&lines)?;

@@ -217,7 +217,7 @@ fn missing(attendance: &Attendance, verdicts: &[Verdict]) -> Vec<String> {
         if outside.is_unheard {
             return format!(
                 "{}{pid} was started by a process that had no way to the folder any more in which processes say what they found \
-                 (it had become another user's, or had another root folder); put `gpupool run` behind what changes that",
+                 (it had become another user's, or had another root folder); put `gpupool run` after what changes that",
                 terminal::clean(program)
             );
         }

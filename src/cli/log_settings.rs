@@ -2,6 +2,7 @@
 //! complain about, and go on.
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -37,16 +38,18 @@ fn check_file(template: &LogPath) -> Result<(), String> {
     };
     let folder_varies =
         template.template().as_bytes().iter().rev().skip_while(|byte| **byte != b'/').any(|byte| *byte == b'%');
-    if !folder_varies && !writable(folder) {
-        return Err(format!("cannot write into the folder {}; choose another", folder.display()));
+    if !folder_varies && let Err(error) = writable(folder) {
+        return Err(format!("cannot write into the folder {}: {error}; choose another", folder.display()));
     }
     Ok(())
 }
 
-fn writable(folder: &Path) -> bool {
-    let Ok(name) = std::ffi::CString::new(folder.as_os_str().as_bytes()) else {
-        return false;
-    };
+fn writable(folder: &Path) -> io::Result<()> {
+    if !std::fs::metadata(folder)?.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    let name = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
     // SAFETY: `name` is a NUL-terminated string that outlives the call.
-    folder.is_dir() && unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) } == 0
+    let answer = unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -16,6 +16,7 @@ mod fail_on;
 mod failure;
 mod folder;
 mod hosts;
+mod images;
 mod inherited;
 mod kernel;
 mod lenders;
@@ -43,6 +44,7 @@ mod words;
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 
 /// The memory of every GPU, and then of the host, for one unmodified CUDA program.
@@ -117,6 +119,7 @@ fn said(instead: &clap::Error) -> ExitCode {
         return failure.report();
     }
     let printed = instead.print().and_then(|()| std::io::stdout().flush());
+    missing(instead).iter().for_each(|line| failure::complain(line));
     match printed {
         // Nobody could be told, and for help that was all there was to do.
         Err(error) if code == 0 => {
@@ -124,6 +127,28 @@ fn said(instead: &clap::Error) -> ExitCode {
         }
         _ => ExitCode::from(code),
     }
+}
+
+/// What each argument is that is missing: clap names it and no more.
+fn missing(error: &clap::Error) -> Vec<String> {
+    let Some(ContextValue::Strings(names)) =
+        error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::MissingRequiredArgument)
+    else {
+        return Vec::new();
+    };
+    // The words in front of options and values are commands.
+    let mut command = Command::command();
+    command.build();
+    for word in std::env::args().skip(1) {
+        let Some(below) = command.find_subcommand(&word) else { break };
+        command = below.clone();
+    }
+    let told = |argument: &clap::Arg| {
+        let name = argument.to_string();
+        let help = argument.get_help().filter(|_| names.contains(&name))?;
+        Some(format!("{name}: {help}"))
+    };
+    command.get_arguments().filter_map(told).collect()
 }
 
 #[cfg(test)]

@@ -41,10 +41,17 @@ pub fn run(args: &Args, command: clap::Command) -> Result<ExitCode, Failure> {
         stdout::print(&page)?;
         return Ok(ExitCode::SUCCESS);
     };
-    fs::create_dir_all(folder).map_err(|error| Failure::broken(format!("{}: {error}", folder.display())))?;
+    fs::create_dir_all(folder).map_err(|error| {
+        Failure::broken(format!(
+            "the folder {} cannot be made: {error}; choose another one with --to",
+            folder.display()
+        ))
+    })?;
     for (name, page) in pages {
         let path = folder.join(format!("{name}.1"));
-        fs::write(&path, page).map_err(|error| Failure::broken(format!("{}: {error}", path.display())))?;
+        fs::write(&path, page).map_err(|error| {
+            Failure::broken(format!("{} cannot be written: {error}; choose another folder with --to", path.display()))
+        })?;
     }
     Ok(ExitCode::SUCCESS)
 }

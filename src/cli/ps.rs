@@ -143,6 +143,7 @@ fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)]) -> String {
             told.process.name.clone(),
         ];
         let mut more = listed("", &below(told));
+        more.extend(not_counted(&told.levels.mode).map(str::to_owned));
         more.extend(which(told).filter(|_| uuids));
         more.extend(listed("far: ", &far(told)));
         more.extend(listed("borrows: ", &borrows(told)));
@@ -207,6 +208,15 @@ fn below(told: &Snapshot) -> Vec<String> {
         parts.push(format!("pinned {}", format_size(told.levels.pinned.pinned)));
     }
     if parts.is_empty() { vec!["nothing".to_owned()] } else { parts }
+}
+
+/// What nobody counts of a program in this mode, though it has it.
+fn not_counted(mode: &str) -> Option<&'static str> {
+    match mode {
+        "spill" => Some("not counted: what the driver had room for (mode spill)"),
+        "trace" => Some("not counted: its memory, which is the driver's (mode trace)"),
+        _ => None,
+    }
 }
 
 /// What lies elsewhere than on the GPU that uses it, and what was done about that.

@@ -28,7 +28,7 @@ Examples:
 )]
 pub struct Args {
     /// Their numbers, as gpupool ps lists them. May be left out with --job
-    #[arg(required_unless_present = "job")]
+    #[arg(required_unless_present = "job", value_parser = control::pid)]
     pid: Vec<u32>,
     /// All ranks on this host of the job that this process is one of; without a process, of the one job that is there
     #[arg(long)]

@@ -7,11 +7,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use gpupool_config::{PREFIX, SETTINGS, Settings, no_setting};
+use gpupool_config::{Mode, PREFIX, SETTINGS, Settings, no_setting};
 
 use crate::fail_on::FailOn;
 use crate::failure::{self, Failure};
-use crate::{companion, elf, inherited, log_settings, preloadable};
+use crate::{companion, elf, images, inherited, log_settings, preloadable};
 
 /// Run a program with the pool behind its cudaMalloc
 #[derive(clap::Args, Default)]
@@ -75,9 +75,13 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         }
     };
     let mut problems = log_settings::problems(&settings);
-    problems.extend(no_images(&settings));
+    problems.extend(images::none_come_back(&settings));
     if !problems.is_empty() {
         return Err(Failure::usage(problems.join("\n")));
+    }
+    if settings.mode == Mode::Off {
+        // Nobody else would say so: the library passes without a word.
+        settings.without_effect().iter().for_each(|problem| failure::complain(&format!("warning: {problem}")));
     }
     if let Some(template) = &settings.log_file {
         // Now, for all processes of the program: each would take it from the folder that it is in when it starts.
@@ -89,7 +93,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     }
     let library = companion::find(companion::POOL, args.library.as_deref())?;
     let Some((program, arguments)) = args.command.split_first() else {
-        return Err(Failure::usage("no program to run; write it behind --"));
+        return Err(Failure::usage("no program to run; write it after --"));
     };
     if let Some(foreign) = elf::why_foreign(program) {
         return Err(Failure::usage(format!(
@@ -116,44 +120,6 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     match fail_on {
         Some(fail_on) => fail_on.run(command, &settings),
         None => Err(Failure::start(program, &become_it(command))),
-    }
-}
-
-/// Why nothing can come back from the folder of `GPUPOOL_RESTORE`. One that is there and has no image yet is none of that: a job that is started again
-/// and again has none the first time.
-fn no_images(settings: &Settings) -> Option<String> {
-    let folder = settings.restore.as_ref()?;
-    let why = match gpupool_store::list(folder) {
-        Err(why) => why.to_string(),
-        Ok(listed) if listed.is_empty() => instead_of(folder)?,
-        Ok(_) => return None,
-    };
-    Some(format!("GPUPOOL_RESTORE={}: nothing comes back from there: {why}", folder.display()))
-}
-
-/// Which folder was meant by one without images that is an image itself, or that has folders with images. Those of the ranks of a job, which has no image as a whole yet, are none of them,
-/// nor what suspended programs have.
-fn instead_of(folder: &Path) -> Option<String> {
-    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    if let Some(number) = gpupool_store::number_of(&name(folder))
-        && let Some(around) = folder.parent()
-        && gpupool_store::list(around).is_ok_and(|all| all.iter().any(|listed| listed.generation == number))
-    {
-        return Some(format!(
-            "it is one image; name the folder around it, {}, of which the newest whole image comes back",
-            around.display()
-        ));
-    }
-    if gpupool_store::jobs(folder).is_ok_and(|jobs| !jobs.is_empty()) {
-        return None;
-    }
-    let is_meant = |name: &String| !name.starts_with("rank-") && !name.starts_with("suspended-");
-    let below = gpupool_store::folders_in(folder).ok()?.into_iter().filter(is_meant);
-    let below: Vec<String> = below.map(|name| folder.join(name).display().to_string()).collect();
-    match below.as_slice() {
-        [] => None,
-        [one] => Some(format!("it has no image, and {one} has some: name that")),
-        several => Some(format!("it has no image; name one of those in it that have some: {}", several.join(", "))),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::terminal;
 #[command(
     after_help = "Without a setting it says what these are now. A setting is written with or without GPUPOOL_ in front. All that are given change, or none. What lies beyond a limit \
 leaves for other GPUs or the host, and so does what a GPU that lends no more has for others; what cannot is told. \
-A setting with nothing behind the = is unset, as if it had never been given: limit= takes all limits away. \
+A setting with nothing after the = is unset, as if it had never been given: limit= takes all limits away. \
 Other settings are read once, when a program starts.
 
 Exit status: 0 where all of them hold now, also where memory beyond a limit could not leave; 1 where the program refused them or did not answer; 2 where one \
@@ -54,6 +54,7 @@ Examples:
 )]
 pub struct PriorityArgs {
     /// Its number, as gpupool ps lists it
+    #[arg(value_parser = control::pid)]
     pid: u32,
     /// How much it matters
     #[arg(value_name = "N")]
@@ -65,8 +66,8 @@ pub struct PriorityArgs {
 
 /// A process's number. Where the first word is a setting, the number is what was forgotten.
 fn pid(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| {
-        let what = if text.contains('=') { "this is a setting" } else { "this is no process number" };
+    control::pid(text).map_err(|why| {
+        let what = if text.contains('=') { "this is a setting".to_owned() } else { why };
         format!("{what}; the number of the process comes first, as gpupool ps lists it: gpupool set 4711 limit=0:20GiB")
     })
 }

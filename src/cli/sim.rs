@@ -65,7 +65,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let driver = companion::find(companion::DRIVER, args.driver.as_deref())?;
     let Some((program, arguments)) = args.command.split_first() else {
-        return Err(Failure::usage("no program to run; write it behind --"));
+        return Err(Failure::usage("no program to run; write it after --"));
     };
     check_faults(args.fault.as_deref(), &driver)?;
     let held = child::hold();

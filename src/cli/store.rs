@@ -68,7 +68,7 @@ struct Show {
 
 /// Read all that is stored and compare every hash
 ///
-/// Exit 1 where anything is not what was written, or nothing is stored there; the file, the block and the offset are named.
+/// Exit 1 where anything is not what was written (the file, the block and the offset are named), or no such generation is stored there.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   gpupool store verify /scratch/train
@@ -116,20 +116,25 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
                 print(*json, &job, || job_of(folder, &job))?;
                 return Ok(ExitCode::SUCCESS);
             }
-            let manifest = gpupool_store::show(folder, *generation).map_err(|error| told(folder, error))?;
+            let manifest =
+                gpupool_store::show(folder, *generation).map_err(|error| told(folder, error, *generation))?;
             print(*json, &manifest, || blocks_of(&manifest))?;
         }
         Action::Verify(Verify { folder, generation, threads, json }) => {
             let threads = threads.map_or(0, usize::from);
             let jobs = gpupool_store::jobs(folder).map_err(failed)?;
             if !jobs.is_empty() {
-                let verified = gpupool_store::verify_jobs(folder, jobs, *generation, threads).map_err(failed)?;
+                let verified = gpupool_store::verify_jobs(folder, jobs, *generation, threads);
+                let verified = verified.map_err(|error| match (error, *generation) {
+                    (Error::Absent { .. }, Some(generation)) => absent(folder, "the job", generation),
+                    (other, _) => failed(other),
+                })?;
                 print(*json, &verified, || job_verdicts_of(&verified))?;
                 let is_whole = verified.iter().all(VerifiedJob::is_whole);
                 return Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE });
             }
             let verified = gpupool_store::verify(folder, *generation, threads);
-            let verified = verified.map_err(|error| told(folder, error))?;
+            let verified = verified.map_err(|error| told(folder, error, *generation))?;
             print(*json, &verified, || verdicts_of(&verified))?;
             if verified.iter().any(|one| !one.wrong.is_empty()) {
                 return Ok(ExitCode::FAILURE);
@@ -144,11 +149,20 @@ fn failed(error: Error) -> Failure {
 }
 
 /// The same, and where the folder itself has nothing, which ones in it have.
-fn told(folder: &Path, error: Error) -> Failure {
-    match error {
-        Error::Absent { path } if path == folder => nothing_in(folder),
-        other => failed(other),
+fn told(folder: &Path, error: Error, generation: Option<u64>) -> Failure {
+    match (error, generation) {
+        (Error::Absent { path }, _) if path == folder => nothing_in(folder),
+        (Error::Absent { .. }, Some(generation)) => absent(folder, "it", generation),
+        (other, _) => failed(other),
     }
+}
+
+/// One that was asked for is not there, which is no damage.
+fn absent(folder: &Path, what: &str, generation: u64) -> Failure {
+    let folder = folder.display();
+    Failure::broken(format!(
+        "store: {folder}: {what} has no generation {generation}; gpupool store list {folder} tells which there are"
+    ))
 }
 
 /// How many folders are named where another one was meant.
@@ -175,11 +189,7 @@ fn nothing_in(folder: &Path) -> Failure {
 fn job_in(folder: &Path, jobs: Vec<ListedJob>, generation: Option<u64>) -> Result<Job, Failure> {
     let wanted = jobs.into_iter().find(|job| generation.is_none_or(|wanted| wanted == job.generation));
     let Some(ListedJob { told, .. }) = wanted else {
-        let folder = folder.display();
-        return Err(Failure::broken(format!(
-            "store: {folder}: the job has no generation {}; gpupool store list {folder} has them",
-            generation.unwrap_or(0)
-        )));
+        return Err(absent(folder, "the job", generation.unwrap_or(0)));
     };
     told.map_err(failed)
 }

@@ -44,7 +44,7 @@ Examples:
 )]
 pub struct Args {
     /// Their numbers, as gpupool ps lists them. May be left out with --job
-    #[arg(required_unless_present = "job")]
+    #[arg(required_unless_present = "job", value_parser = control::pid)]
     pid: Vec<u32>,
     /// All ranks on this host of the job that this process is one of; without a process, of the one job that is there
     #[arg(long)]
@@ -107,7 +107,14 @@ fn whereabouts(row: &Listed) -> String {
         }
     }
     all.extend((on_host > 0).then(|| format!("{} on the host", format_size(on_host))));
-    if all.is_empty() { String::new() } else { format!(" (it has {} now)", all.join(", ")) }
+    let has = if all.is_empty() { String::new() } else { format!(" (it has {} now)", all.join(", ")) };
+    has + &what_stays(&levels.mode)
+}
+
+/// What is none of the pool's, and so counts neither as gone nor as what could not leave.
+fn what_stays(mode: &str) -> String {
+    if mode == "spill" { ", without what the driver had room for, which stays there (mode spill)," } else { "" }
+        .to_owned()
 }
 
 fn wait(text: &str) -> Result<Duration, String> {
@@ -151,7 +158,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     };
     let left = match &target {
         Target::Folder(folder) => format!("left the GPUs for {}", terminal::clean(&folder.to_string_lossy())),
-        Target::Anywhere | Target::Peers | Target::Host => "left the GPUs that it works on".to_owned(),
+        // The host takes what lay on GPUs that it only borrowed from as well.
+        Target::Host => "left the GPUs".to_owned(),
+        Target::Anywhere | Target::Peers => "left the GPUs that it works on".to_owned(),
     };
     if !matches!(target, Target::Folder(_)) {
         rows.iter().zip(&mut told).for_each(|(row, told)| told.whereabouts = whereabouts(row));

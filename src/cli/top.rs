@@ -38,7 +38,7 @@ use state::{Shown, Sort, State, Step};
   gpupool top --once --filter train
   gpupool top --json --interval 10s >over-night.jsonl
 
-Behind a size stands what the GPU has, and of the host what all processes may take, at most what this machine has. GPUs have their \
+After a size stands what the GPU has, and of the host what all processes may take, at most what this machine has. GPUs have their \
 UUIDs where programs number them differently. A ? under moved/s: there is nothing to compare with, since rates are those between two looks, and \
 --once looks once; --json tells them from its second line on.
 

@@ -10,6 +10,7 @@
 
 mod choice;
 mod duration;
+mod effects;
 mod log_level;
 mod log_path;
 mod outside;

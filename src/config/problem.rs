@@ -15,7 +15,9 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}={}: {}", self.name, self.value, self.reason)
+        // A name alone is no assignment of nothing.
+        let sign = if self.value.is_empty() { "" } else { "=" };
+        write!(out, "{}{sign}{}: {}", self.name, self.value, self.reason)
     }
 }
 

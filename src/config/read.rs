@@ -23,7 +23,9 @@ pub fn read_one(words: &str) -> Result<(&'static Setting, Settings), Problem> {
     let wanted = if wanted.starts_with(PREFIX) { wanted } else { format!("{PREFIX}{wanted}") };
     let problem = |name: &str, reason| Problem { name: name.to_owned(), value: value.to_owned(), reason };
     if !words.contains('=') {
-        return Err(problem(name, "is not NAME=VALUE; write for example limit=0:20GiB".to_owned()));
+        let reason =
+            format!("is not NAME=VALUE; write for example limit=0:20GiB ({name}= with nothing after the = unsets it)");
+        return Err(problem(name, reason));
     }
     let Some(row) = SETTINGS.iter().find(|row| row.name == wanted) else {
         return Err(problem(&wanted, unknown_name(&wanted)));
@@ -31,6 +33,7 @@ pub fn read_one(words: &str) -> Result<(&'static Setting, Settings), Problem> {
     let mut settings = Settings::default();
     if !value.trim().is_empty() {
         (row.read)(&mut settings, OsStr::new(value)).map_err(|reason| problem(row.name, reason))?;
+        settings.said.insert(row.name, value.to_owned());
         if let Some(reason) = few_bytes(row.name, value) {
             return Err(problem(row.name, reason));
         }
@@ -62,7 +65,9 @@ impl Settings {
                 continue;
             }
             let read = match SETTINGS.iter().find(|row| row.name == name) {
-                Some(row) => (row.read)(&mut settings, &value),
+                Some(row) => (row.read)(&mut settings, &value).map(|()| {
+                    settings.said.insert(row.name, shown(&value));
+                }),
                 None => Err(unknown_name(&name)),
             };
             if let Err(reason) = read {
@@ -124,7 +129,8 @@ mod tests {
         assert_eq!(read_one("move-share=7%").unwrap().1.move_share, 70);
         assert_eq!(read_one("move_share=").unwrap().1.move_share, Settings::default().move_share);
         for (words, expected) in [
-            ("limit", "is not NAME=VALUE"),
+            ("limit", "limit: is not NAME=VALUE; write for example limit=0:20GiB (limit= with nothing"),
+            ("limits=", "GPUPOOL_LIMITS: no such setting"),
             ("limits=1GiB", "did you mean GPUPOOL_LIMIT?"),
             ("priority=101", "not a whole number from 0 to 100"),
             ("priority=-1", "not a whole number"),

@@ -95,6 +95,8 @@ pub struct Settings {
     pub local_ranks: Option<(&'static str, u32)>,
     /// What others say in the environment that the process may use of a GPU.
     pub outside: Vec<Outside>,
+    /// The value of each setting that was given, as it was written.
+    pub said: BTreeMap<&'static str, String>,
 }
 
 /// `GPUPOOL_FAR_LIMIT`.
@@ -155,6 +157,7 @@ impl Default for Settings {
             metrics: Toggle::On,
             local_ranks: None,
             outside: Vec::new(),
+            said: BTreeMap::new(),
         }
     }
 }
@@ -190,32 +193,6 @@ impl Settings {
                      example 0"
                 .to_owned(),
         })
-    }
-
-    /// Settings that are understood and change nothing, of which a program should not fail.
-    pub fn without_effect(&self) -> Vec<Problem> {
-        let devices =
-            self.context_devices.as_ref().filter(|_| self.contexts != Contexts::Deny).map(|devices| Problem {
-                name: "GPUPOOL_CONTEXT_DEVICES".to_owned(),
-                value: devices.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
-                reason: "says nothing without GPUPOOL_CONTEXTS=deny".to_owned(),
-            });
-        // To be off says the same in every mode.
-        let is_pooled = matches!(self.mode, Mode::Pool | Mode::Spill);
-        let moving = (self.moving != Move::Off && !is_pooled).then(|| Problem {
-            name: "GPUPOOL_MOVE".to_owned(),
-            value: self.moving.word().to_owned(),
-            reason: format!(
-                "says nothing with GPUPOOL_MODE={}: what moves is the pool's memory, in the modes pool and spill{}",
-                self.mode.word(),
-                if self.mode == Mode::Managed {
-                    "; managed memory stays where it was placed, since the driver brings it nowhere without a context there"
-                } else {
-                    ""
-                }
-            ),
-        });
-        devices.into_iter().chain(moving).collect()
     }
 
     /// Ranks of the job on this host, this process among them.

@@ -46,9 +46,9 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_MIN_SIZE",
         values: "size",
         default: "1MiB",
-        help: "The smallest request that gets frames of 2 MiB of its own from the pool at once. In mode pool GPUPOOL_SMALL says \
-               who serves requests below it of less than 1 MiB; those of 1 MiB and more the driver makes on the program's GPU, \
-               and what has no room there goes to the pool as larger ones do.",
+        help: "Requests of this size and more are the pool's, each in pages of 2 MiB that no other block shares. Smaller ones, in \
+               mode pool: of less than 1 MiB, GPUPOOL_SMALL says who serves them; of 1 MiB and more (where this is set higher), the \
+               driver does, on the program's own GPU, and the pool only what has no room there.",
         read: |settings, value| {
             settings.min_size = match size(value, "1MiB")? {
                 0 => return Err("must be at least 1; write 1 to pool every request".to_owned()),
@@ -61,8 +61,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_SMALL",
         values: Small::WORDS,
         default: "pool",
-        help: "Who serves requests under GPUPOOL_MIN_SIZE and 1 MiB in mode pool: the pool, which packs them into frames on the \
-               program's GPU, or the driver, who also gets what there is no room for.",
+        help: "Who serves requests of less than 1 MiB (and less than GPUPOOL_MIN_SIZE) in mode pool: the pool, which packs several of \
+               them into a page of 2 MiB on the program's GPU, or the driver, which also gets what there is no room for.",
         read: |settings, value| {
             choice(value, "an answer", Small::WORDS, Small::from_word).map(|word| settings.small = word)
         },
@@ -110,7 +110,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_FREE",
         values: Free::WORDS,
         default: "strict",
-        help: "strict waits on every free for the context that the memory was allocated in, as the driver does, also while a stream is being captured; lazy frees at once, which is faster where a program frees while its kernels run. An allocation then takes memory that is free without a wait, if need be from the driver, until the process holds twice the most that it ever used; only from then on, or with the GPU full, it waits for what was freed. So lazy holds more memory.",
+        help: "What a free waits for. strict: for all work of the context that the memory was allocated in, as the driver's free does, also while a stream is being captured. lazy: for nothing, which is faster where a program frees while its kernels run. That memory is given out again only once the work is over; until then an allocation takes other memory, new memory of the driver's if need be. It waits only with the GPU full, or once the process holds twice the most that it ever used. So lazy holds more memory.",
         read: |settings, value| {
             choice(value, "a way to free", Free::WORDS, Free::from_word).map(|word| settings.free = word)
         },
@@ -130,8 +130,8 @@ pub const SETTINGS: &[Setting] = &[
         values: "duration, duration:folder or off",
         default: "off",
         help: "A program that has used no GPU for this long is suspended (gpupool suspend), and resumes by itself at the next call \
-               that uses one; 1s at least. With a folder behind it (5min:/scratch/me) its memory goes there, else to other GPUs and \
-               the host.",
+               that uses one; 1s at least. With a folder after the time (5min:/scratch/me) its memory goes there, else to other GPUs \
+               and the host.",
         read: |settings, value| {
             const LEAST: Duration = Duration::from_secs(1);
             const EXAMPLE: &str = "5min, 5min:/scratch/me or off";
@@ -366,8 +366,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_LOG_FILE",
         values: "path with %p process, %e executable, %h host, %% percent",
         default: "no file",
-        help: "Writes the log as JSON lines to a new file, a relative one where the program started. In a container, %p has the \
-               PID namespace and the start of the process behind its number.",
+        help: "Writes the log as JSON lines to a new file, a relative one where the program started. In a container, %p is \
+               the process's number, its PID namespace and when it started.",
         read: |settings, value| LogPath::parse(value).map(|path| settings.log_file = Some(path)),
     },
     Setting {

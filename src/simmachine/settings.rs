@@ -229,7 +229,14 @@ pub fn gpus(text: &str) -> Result<Vec<u64>, String> {
             .map_err(|error| format!("{size} is {error}; expected COUNTxSIZE, as in 2x16GiB,1x80GiB"))?;
         // Less could not hold a context's first slab; more would not fit beside a 64 TiB reservation.
         if !(LEAST_GPU..=MAX_PLACE_BYTES).contains(&bytes) {
-            return Err(format!("a GPU of {size}, where one has 64MiB to 4TiB"));
+            let is_without_unit = size.trim().bytes().all(|byte| byte.is_ascii_digit());
+            return Err(match is_without_unit {
+                true => format!(
+                    "a GPU of {size} bytes, as there is no unit; write {count}x{}GiB if that is meant",
+                    size.trim()
+                ),
+                false => format!("a GPU of {size}, where one has 64MiB to 4TiB"),
+            });
         }
         total = total.saturating_add(count);
         if total <= MOST_GPUS {
@@ -328,6 +335,7 @@ mod tests {
         }
         for (value, words) in [
             ("1x9999999TiB", "a GPU of 9999999TiB, where one has"),
+            ("4x32", "a GPU of 32 bytes, as there is no unit; write 4x32GiB if that is meant"),
             ("9999999999x1GiB", "where a simulated machine has 32"),
         ] {
             let message = read(&[("SIMCUDA_GPUS", value)]).unwrap_err();

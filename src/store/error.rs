@@ -3,6 +3,7 @@
 use std::fmt::{Display, Formatter};
 use std::path::{Path, PathBuf};
 
+use gpupool_config::format_size;
 use rustix::io::Errno;
 
 /// Why something was not stored or not read.
@@ -125,8 +126,10 @@ impl Display for Error {
             }
             Self::NoRoom { path, needed, free } => write!(
                 out,
-                "{}: {needed} bytes may be needed, and {free} are free; make room there or choose another folder",
-                path.display()
+                "{}: {} may be needed, and {} are free; make room there or choose another folder",
+                path.display(),
+                format_size(*needed),
+                format_size(*free)
             ),
             Self::Refused { path, why } => write!(out, "{}: {why}", path.display()),
             Self::Busy { path, pid: Some(pid) } => {

@@ -8,7 +8,7 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, Process};
 use crate::reader::Reader;
-use crate::store::Store;
+use crate::store::{Store, name_of};
 
 /// A generation, in short.
 #[derive(Clone, Debug, Serialize)]
@@ -107,15 +107,16 @@ pub fn show(folder: &Path, generation: Option<u64>) -> Result<Manifest> {
 /// Reads a generation, or all of them, newest first, and compares every hash, with `threads` at once (0: one for each processor).
 ///
 /// # Errors
-/// The folder is not there or may not be trusted, or has nothing. What is wrong with a generation is in the answer.
+/// The folder is not there or may not be trusted, or has nothing, or not that generation. What is wrong with one that is there is in the answer.
 pub fn verify(folder: &Path, generation: Option<u64>, threads: usize) -> Result<Vec<Verified>> {
     let store = Store::open(folder, false, &Disk::default())?;
-    let all = match generation {
-        Some(generation) => vec![generation],
-        None => store.generations()?,
-    };
+    let mut all = store.generations()?;
+    if let Some(wanted) = generation {
+        all.retain(|generation| *generation == wanted);
+    }
     if all.is_empty() {
-        return Err(Error::Absent { path: folder.to_owned() });
+        let path = generation.map_or_else(|| folder.to_owned(), |wanted| folder.join(name_of(wanted)));
+        return Err(Error::Absent { path });
     }
     let threads = if threads > 0 { threads } else { crate::processors().min(16) };
     let verified = all.into_iter().map(|generation| match Reader::of(&store, generation, threads) {

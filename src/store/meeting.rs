@@ -352,10 +352,10 @@ impl Meeting {
                 (0..nodes).filter(|node| !come.contains_key(node)).map(|node| node.to_string()).collect();
             if !is_wanted() || Instant::now() >= until {
                 return Err(format!(
-                    "node {} of {nodes} (from 0) has not come to {} within {} s: the command is started once on each host, with the same folder",
+                    "node {} of {nodes} (from 0) has not come to {} within {}: the command is started once on each host, with the same folder",
                     missing.join(", "),
                     self.store.folder.path().display(),
-                    begun.elapsed().as_secs()
+                    seconds(begun.elapsed())
                 ));
             }
             std::thread::sleep(COMING);
@@ -440,10 +440,10 @@ impl Meeting {
             }
             if !is_wanted() || Instant::now() >= until {
                 return Err(format!(
-                    "node 0 of {nodes} has not come to {} within {} s, or others of them have not: the command is started once on each host, with \
+                    "node 0 of {nodes} has not come to {} within {}, or others of them have not: the command is started once on each host, with \
                      the same folder",
                     folder.display(),
-                    begun.elapsed().as_secs()
+                    seconds(begun.elapsed())
                 ));
             }
             std::thread::sleep(COMING);
@@ -625,6 +625,12 @@ fn given_up(who: &Who, folder: &Folder, left: &str) -> String {
         Ok(Some(why)) => format!("{who} has given up: {why}"),
         _ => format!("{who} has given up"),
     }
+}
+
+/// As somebody who waited for it says it: of a short time not as 0.
+fn seconds(time: Duration) -> String {
+    let decimals = usize::from(time < Duration::from_secs(10));
+    format!("{:.decimals$} s", time.as_secs_f64())
 }
 
 fn lost(who: &Who) -> String {

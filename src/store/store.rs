@@ -1,9 +1,10 @@
 //! The folder that generations lie in: whose it is, which there are, and who may change it.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, fstat, fstatvfs, mkdirat, openat, stat};
-use rustix::io::Errno;
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, access, chmodat, fstat, fstatvfs, mkdirat, openat, stat};
+use rustix::io::{Errno, pread};
 use rustix::process::geteuid;
 
 use crate::disk::{Disk, File, Folder};
@@ -89,6 +90,73 @@ fn is_stale(name: &str) -> bool {
     name.is_some_and(|name| number_of(name).is_some())
 }
 
+/// Whether a folder is an image: a generation with all that it has, whatever it is called.
+pub fn is_image(path: &Path) -> bool {
+    openat(CWD, path, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).is_ok_and(is_generation)
+}
+
+fn is_generation(folder: impl AsFd) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(file) = openat(folder, MANIFEST, flags, Mode::empty()) else { return false };
+    let mut head = [0; HEAD.len()];
+    pread(file, &mut head[..], 0).is_ok_and(|bytes| bytes == head.len() && head == *HEAD.as_bytes())
+}
+
+/// What is written into an image goes with it, and whoever removes older images meets a folder that none of them has.
+fn inside_an_image(path: &Path, image: &Path) -> Error {
+    let image = image.display();
+    Error::refused(
+        path,
+        format!(
+            "{image} is an image itself, and would have others inside it; name the folder around it, or another one"
+        ),
+    )
+}
+
+/// Whether a folder could be one of [`own_folder`], which is not made for that.
+///
+/// # Errors
+/// Why it could not.
+pub fn may_be_own(path: &Path) -> Result<()> {
+    let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let may_write = |folder: &Path, doing| {
+        access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(|errno| Error::io(path, doing, errno))
+    };
+    match Store::open(path, false, &Disk::default()) {
+        Err(Error::NoFolder { .. }) => {
+            let around = path.parent().unwrap_or(path);
+            if !around.is_dir() {
+                return Err(no_folder_around(path, around));
+            }
+            if is_image(around) {
+                return Err(inside_an_image(path, around));
+            }
+            may_write(around, "make")
+        }
+        Err(other) => Err(other),
+        Ok(store) => {
+            let (owner, own) = (store.folder.stat()?.st_uid, geteuid().as_raw());
+            if owner != own {
+                return Err(of_another(path, owner, own));
+            }
+            if is_image(path) {
+                return Err(inside_an_image(path, path));
+            }
+            may_write(path, "write to")
+        }
+    }
+}
+
+/// Only the last one is made: a slip in a path above is no wish for a tree of folders.
+fn no_folder_around(path: &Path, around: &Path) -> Error {
+    let above = around.display();
+    Error::refused(path, format!("the folder around it, {above}, has to be there and is not; make it first"))
+}
+
+fn of_another(path: &Path, owner: u32, own: u32) -> Error {
+    Error::refused(path, format!("it is of user {owner}, and this process of user {own}"))
+}
+
 /// Makes a folder, if it is not there, for others to lie in that are written to, and looks whether it is one that such may lie in:
 /// the same rule as for those themselves, since whoever replaces it replaces them.
 ///
@@ -121,16 +189,12 @@ impl Store {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = match openat(CWD, around, flags | OFlags::PATH, Mode::empty()) {
             Err(Errno::NOENT) if !make => return Err(Error::NoFolder { path: path.clone() }),
-            // Only the last one is made: a slip in a path above is no wish for a tree of folders.
-            Err(Errno::NOENT) => {
-                let above = around.display();
-                return Err(Error::refused(
-                    path,
-                    format!("the folder around it, {above}, has to be there and is not; make it first"),
-                ));
-            }
+            Err(Errno::NOENT) => return Err(no_folder_around(path, around)),
             answer => answer.map_err(failed)?,
         };
+        if make && is_generation(&root) {
+            return Err(inside_an_image(path, around));
+        }
         let above = fstat(&root).map_err(failed)?;
         let own = geteuid().as_raw();
         let is_open = above.st_mode & OTHERS_WRITE != 0 && above.st_mode & STICKY == 0;
@@ -157,10 +221,10 @@ impl Store {
         let folder = Folder::of(descriptor, path, disk)?;
         let found = folder.stat()?;
         if found.st_uid != own && (make || own != 0) {
-            return Err(Error::refused(
-                path,
-                format!("it is of user {}, and this process of user {own}", found.st_uid),
-            ));
+            return Err(of_another(path, found.st_uid, own));
+        }
+        if make && is_generation(folder.descriptor()?) {
+            return Err(inside_an_image(path, path));
         }
         if is_open || above.st_uid != 0 && above.st_uid != found.st_uid {
             return Err(Error::refused(

@@ -12,6 +12,15 @@ use crate::failure::{Failure, complain};
 use crate::pages::{Listed, Pages};
 use crate::words::UNSEEN;
 
+/// A process's number, as an argument.
+///
+/// # Errors
+/// It is none: in words that say what is.
+pub fn pid(text: &str) -> Result<u32, String> {
+    text.parse()
+        .map_err(|_| "this is no process number; gpupool ps lists the processes, 4711 is such a number".to_owned())
+}
+
 /// The processes with these numbers, each once.
 ///
 /// # Errors

@@ -86,7 +86,7 @@ fn judge(list: &[Preloaded]) -> Vec<Check> {
             Content::Ours(_) if ours.is_some_and(|first| is_another(&list[first].entry, entry)) => {
                 checks.push(Check::finding(
                     "preload",
-                    format!("{entry} is a second copy of gpupool, and does nothing behind the first"),
+                    format!("{entry} is a second copy of gpupool, and does nothing after the first"),
                     "leave one of them out; `gpupool run` preloads the one that came with it",
                 ))
             }
@@ -158,7 +158,7 @@ fn conflict(entry: &str, names: &[&str], before: Option<bool>) -> Check {
         ),
         _ => Check::finding(
             "preload",
-            format!("{entry} also answers for {names}; behind gpupool it may miss calls that it waits for"),
+            format!("{entry} also answers for {names}; after gpupool it may miss calls that it waits for"),
             format!("leave {name} out, or check that it does its work: two libraries of this kind seldom go together"),
         ),
     }
@@ -199,6 +199,6 @@ mod tests {
         assert!(before[1].contains("answers for dlsym before gpupool does"), "{before:?}");
         let behind = words(&[ours(), rival()]);
         assert_eq!(behind[0], "gpupool comes first");
-        assert!(behind[1].contains("behind gpupool it may miss"), "{behind:?}");
+        assert!(behind[1].contains("after gpupool it may miss"), "{behind:?}");
     }
 }

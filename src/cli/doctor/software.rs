@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::check::Check;
 use crate::companion;
 use crate::folder::Folder;
+use crate::images;
 use crate::log_settings;
 use crate::preloadable;
 use crate::terminal;
@@ -137,6 +138,7 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
         Ok(settings) if settings.mode == Mode::Off => {
             // `run` refuses these whatever the mode is.
             of_the_log = log_settings::problems(&settings);
+            without_effect = settings.without_effect();
             let words = "GPUPOOL_MODE=off: nothing is intercepted";
             checks.push(Check::finding("settings", words, "unset GPUPOOL_MODE to use the pool").facts(facts.clone()));
             Vec::new()
@@ -144,6 +146,26 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
         Ok(settings) => {
             of_the_log = log_settings::problems(&settings);
             without_effect = settings.without_effect();
+            // Of a setting without effect its folder does not matter.
+            let of_folders = [
+                (
+                    images::none_come_back(&settings),
+                    "`gpupool run` refuses to start with it; with a bare preload nothing comes back, and the program goes on",
+                ),
+                (
+                    images::none_yet(&settings),
+                    "gpupool checkpoint PID and this folder write one; until then the program begins anew",
+                ),
+                (
+                    images::none_goes_there(&settings),
+                    "the program is not suspended as long as that is so, and its log says so once",
+                ),
+            ];
+            checks.extend(
+                of_folders
+                    .into_iter()
+                    .filter_map(|(what, advice)| Some(Check::finding("settings", what?, advice).facts(facts.clone()))),
+            );
             // Where the driver serves all, nothing looks at them.
             if settings.mode != Mode::Trace {
                 of_gpus = gpus.map(|gpus| settings.check_gpus(gpus)).unwrap_or_default();
@@ -169,7 +191,7 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
     checks.extend(
         of_gpus.iter().map(|problem| Check::broken("settings", problem.to_string(), advice).facts(facts.clone())),
     );
-    let advice = "it is passed over, and the log says so once";
+    let advice = "the program starts all the same, and its log says so once; leave it out, or change what it needs";
     checks.extend(
         without_effect
             .iter()

@@ -250,7 +250,7 @@ fn rivals_among_the_preloads_are_named() {
     let rival = bench.compile("rival.so", "int cuMemAlloc_v2(void) { return 0; }", &["-shared", "-fPIC"]);
     for (order, words, position) in [
         ([&rival, &ours], "answers for cuMemAlloc_v2 before gpupool does", "gpupool is number 2 of 2"),
-        ([&ours, &rival], "behind gpupool it may miss calls", "gpupool comes first"),
+        ([&ours, &rival], "after gpupool it may miss calls", "gpupool comes first"),
         ([&ours, &copy], "copy.so is a second copy of gpupool, and does nothing", "gpupool comes first"),
         ([&ours, &older], "older.so is a second copy of gpupool, and does nothing", "gpupool comes first"),
         ([&older, &older], "older.so is 0.1.9 (old), and this command ", "gpupool comes first"),
@@ -350,9 +350,24 @@ fn the_host_is_told_of_as_the_driver_and_the_settings_leave_it() {
 fn doctor_finds_what_run_refuses() {
     let bench = Bench::new();
     let nowhere = bench.path("no/folder");
+    let suspend = format!("1min:{}", nowhere.display());
+    let bare = tempfile::tempdir().unwrap();
     for (variables, name, words) in [
         (&[("GPUPOOL_MODE", "off"), ("GPUPOOL_LOG", "blah")][..], "settings", "neither a level nor a part of gpupool"),
         (&[("TMPDIR", nowhere.to_str().unwrap())], "temporary", "cannot make a folder"),
+        (&[("GPUPOOL_RESTORE", nowhere.to_str().unwrap())], "settings", "nothing comes back from there: "),
+        (
+            &[("GPUPOOL_RESTORE", bare.path().to_str().unwrap())],
+            "settings",
+            "there is no image yet, so nothing comes back",
+        ),
+        (&[("GPUPOOL_IDLE_SUSPEND", &suspend)], "settings", "no memory can go there: "),
+        (&[("GPUPOOL_MODE", "off"), ("GPUPOOL_SUMMARY", "on")], "settings", "GPUPOOL_SUMMARY=on: says nothing with"),
+        (
+            &[("GPUPOOL_PRIORITY", "80"), ("GPUPOOL_METRICS", "off")],
+            "settings",
+            "GPUPOOL_PRIORITY=80: says nothing with",
+        ),
         (&[("LOCAL_RANK", "first")], "ranks", "LOCAL_RANK=first is not the number of a rank"),
         (&[("SLURM_TASKS_PER_NODE", "many")], "ranks", "SLURM_TASKS_PER_NODE=many is not a number of ranks"),
     ] {

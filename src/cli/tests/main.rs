@@ -17,3 +17,4 @@ mod store;
 mod suspend;
 mod top;
 mod viewers;
+mod words;

@@ -89,6 +89,26 @@ fn links_lead_to_files_and_headings_that_are_there() {
     }
 }
 
+/// Who looks for the tests of something finds the file by its row.
+#[test]
+fn each_file_of_tests_has_a_row_in_their_table() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
+    let table = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| `")).collect();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        // Of one with more files the folder is named.
+        let names = [format!("`{stem}.rs`"), format!("`{stem}`")];
+        let is_named =
+            |row: &&str| row.split('|').nth(1).is_some_and(|cell| names.iter().any(|name| cell.contains(name)));
+        assert!(rows.iter().any(is_named), "{stem}.rs has no row in tests/README.md");
+    }
+}
+
 /// What stands behind `gpupool::` in string literals of these sources, tests aside.
 fn subjects_in(folder: &Path, subjects: &mut BTreeSet<String>) {
     let broken = |error: std::io::Error| -> ! { panic!("{}: {error}", folder.display()) };

@@ -240,8 +240,9 @@ fn a_log_that_can_not_be_written_is_refused() {
     std::fs::write(bench.path("old"), "").unwrap();
     for (path, reason) in [
         (bench.path("old"), "exists already"),
-        (bench.path("no/folder"), "cannot write into the folder"),
+        (bench.path("no/folder"), "no: No such file or directory (os error 2); choose another"),
         (bench.path("no/%p"), "cannot write into the folder"),
+        (bench.path("old/x"), "old: not a directory; choose another"),
         (bench.path("%z"), "%z means nothing"),
         ("/dev/null".into(), "is there already and no file; the log is a new file: choose another name"),
     ] {
@@ -251,6 +252,25 @@ fn a_log_that_can_not_be_written_is_refused() {
     }
     let path = bench.path("%p.%e");
     assert!(output(bench.gpupool("run", &["--log", path.to_str().unwrap()]).arg("true")).status.success());
+}
+
+/// The library passes then, and says nothing.
+#[test]
+fn a_summary_or_a_log_that_nobody_writes_with_mode_off_is_told() {
+    let bench = Bench::new();
+    let log = bench.path("log.jsonl");
+    let said = |flags: &[&str]| {
+        let output = output(bench.gpupool("run", flags).arg("true"));
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let off = "says nothing with GPUPOOL_MODE=off: gpupool has no part in the program, and";
+    let summary = format!("gpupool: warning: GPUPOOL_SUMMARY=on: {off} there is no summary\n");
+    assert_eq!(said(&["--mode", "off", "--summary"]), summary);
+    let logged = said(&["--mode", "off", "--log", log.to_str().unwrap()]);
+    assert_eq!(logged, format!("gpupool: warning: GPUPOOL_LOG_FILE={}: {off} no log is written\n", log.display()));
+    assert_eq!(said(&["--mode", "off"]), "");
+    assert_eq!(said(&["--summary"]), "");
 }
 
 /// The program would start with empty memory, and nobody would hear of it.

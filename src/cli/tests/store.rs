@@ -79,6 +79,14 @@ fn what_is_wrong_is_named_and_verify_fails() {
     let alone = store("verify", folder.path(), &["--generation", "1"]);
     assert_eq!(alone.status.code(), Some(0), "{}", stdout(&alone));
 
+    let absent = store("verify", folder.path(), &["--generation", "9"]);
+    assert_eq!((absent.status.code(), stdout(&absent)), (Some(1), String::new()));
+    let path = folder.path().display();
+    let expected =
+        format!("gpupool: store: {path}: it has no generation 9; gpupool store list {path} tells which there are\n");
+    assert_eq!(stderr(&absent), expected);
+    assert_eq!(stderr(&store("show", folder.path(), &["--generation", "9"])), expected);
+
     let manifest = folder.path().join("gen-000001/manifest");
     std::fs::write(&manifest, "gpupool-store 9\n").unwrap();
     let listed = stdout(&store("list", folder.path(), &[])).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -87,6 +95,23 @@ fn what_is_wrong_is_named_and_verify_fails() {
     assert_eq!(nothing.status.code(), Some(1));
     let expected = format!("gpupool: store: {}/nowhere: there is no such folder\n", folder.path().display());
     assert_eq!(stderr(&nothing), expected);
+}
+
+/// What is written there is inside an image, and goes with it.
+#[test]
+fn an_image_is_no_folder_for_further_ones() {
+    let folder = folder();
+    let image = folder.path().join("gen-000001");
+    let pid = std::process::id().to_string();
+    let asked = output(gpupool().args(["checkpoint", &pid]).arg(&image));
+    let expected = format!(
+        "gpupool: {} is one image itself, and no folder of images: name the folder around it for a further one, or another folder\n",
+        image.display()
+    );
+    assert_eq!((asked.status.code(), stderr(&asked)), (Some(2), expected));
+    // The process is there and none of ours: it is looked for where the folder is one.
+    let asked = output(gpupool().args(["checkpoint", &pid]).arg(folder.path()));
+    assert!(stderr(&asked).contains("is not known to run under gpupool"), "{}", stderr(&asked));
 }
 
 /// An image of a job of two ranks.
@@ -119,9 +144,11 @@ fn a_jobs_image_is_shown_by_its_ranks() {
     let shown = stdout(&store("show", folder.path(), &["--json", "--generation", "1"]));
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
     assert_eq!((&shown["generation"], &shown["ranks"][1]["rank"]), (&1.into(), &1.into()), "{shown}");
-    let absent = store("show", folder.path(), &["--generation", "7"]);
-    assert_eq!(absent.status.code(), Some(1));
-    assert!(stderr(&absent).contains("the job has no generation 7; "), "{}", stderr(&absent));
+    for action in ["show", "verify"] {
+        let absent = store(action, folder.path(), &["--generation", "7"]);
+        assert_eq!(absent.status.code(), Some(1));
+        assert!(stderr(&absent).contains("the job has no generation 7; "), "{}", stderr(&absent));
+    }
 }
 
 #[test]

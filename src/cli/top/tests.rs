@@ -143,6 +143,28 @@ fn where_lines_are_few_the_processes_keep_them() {
 }
 
 #[test]
+fn a_disk_is_a_place_as_long_as_something_lies_there() {
+    let mut row = small(812, "train", 4);
+    let mut disk = row.told.levels.places.rows[0];
+    (disk.on_disk, disk.number, disk.used, disk.held, disk.own) = (true, 0, GIB, GIB, 0);
+    row.told.levels.places.rows.push(disk);
+    let mut state = state();
+    state.update(look(vec![row.clone()]), NOW, None);
+    let details = |state: &mut State| {
+        state.key(KeyEvent::new(KeyCode::Enter, KeyModifiers::NONE));
+        screen(state, 120, 40)
+    };
+    assert!(screen(&mut state, 120, 40).contains("disk"));
+    assert!(details(&mut state).contains("disk"));
+    let disk = &mut row.told.levels.places.rows[1];
+    (disk.used, disk.held) = (0, 0);
+    let mut state = self::state();
+    state.update(look(vec![row]), NOW, None);
+    assert!(!screen(&mut state, 120, 40).contains("disk"));
+    assert!(!details(&mut state).contains("disk"));
+}
+
+#[test]
 fn no_size_of_a_terminal_and_no_number_of_a_page_is_too_much() {
     let mut state = two_looks();
     let mut odd = listed(u32::MAX, "");

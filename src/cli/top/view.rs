@@ -150,6 +150,11 @@ struct Machine {
     of: u64,
 }
 
+/// Where memory can be: a disk is no place once what was on it is back.
+fn is_there(place: &&Place) -> bool {
+    !place.on_disk || place.held.max(place.used).max(place.own) > 0
+}
+
 /// Places of the machine: GPUs by what they are, since each program may number them in its own way. Where they do so, no number names
 /// one GPU, not even one that only a single program sees: then all of them have their UUIDs here, as in `gpupool ps`.
 fn places(state: &State) -> Vec<Machine> {
@@ -157,7 +162,7 @@ fn places(state: &State) -> Vec<Machine> {
     let mut merged: BTreeMap<(bool, String), Machine> = BTreeMap::new();
     for row in state.rows() {
         let levels = &row.told().levels;
-        for place in &levels.places.rows {
+        for place in levels.places.rows.iter().filter(is_there) {
             let gpu = levels.gpu(place.number).filter(|_| place.is_gpu());
             // Without its UUID nobody knows which GPU a number is: those of one number are taken for one.
             let uuid = gpu.filter(|_| by_uuid).and_then(|gpu| gpu.uuid_text());
@@ -422,7 +427,7 @@ fn details(state: &State, row: &Shown, width: usize) -> Vec<Line<'static>> {
     ));
     lines.text(&clean(&process.command));
     lines.heading("Memory by place");
-    let places = &told.levels.places.rows;
+    let places: Vec<&Place> = told.levels.places.rows.iter().filter(is_there).collect();
     let bars: Vec<Bar> = places.iter().map(|place| bar_of(place, width >= WIDE)).collect();
     for (place, bar) in places.iter().zip(bar_lines(state, &bars, width)) {
         lines.lines.push(bar);

@@ -58,7 +58,8 @@ fn every_default_that_is_a_value_reads_as_the_default() {
         "GPUPOOL_LOG_FILE",
     ];
     for row in SETTINGS.iter().filter(|row| !in_words.contains(&row.name)) {
-        assert_eq!(read(&[(row.name, row.default)]), Ok(Settings::default()), "{}", row.name);
+        let read = read(&[(row.name, row.default)]).map(|read| Settings { said: Default::default(), ..read });
+        assert_eq!(read, Ok(Settings::default()), "{}", row.name);
     }
 }
 
@@ -292,6 +293,78 @@ fn moves_are_of_the_pool_s_memory() {
         assert!(without_effect(&[("GPUPOOL_MOVE", "auto"), ("GPUPOOL_MODE", mode)]).is_empty());
     }
     assert!(without_effect(&[("GPUPOOL_MODE", "managed")]).is_empty());
+}
+
+/// Who wrote it believes that it is so; a log that says nothing agrees.
+#[test]
+fn what_another_setting_makes_idle_is_told_by_both_names() {
+    const MODES: [(&str, &str); 2] = [("GPUPOOL_MODE", "managed"), ("GPUPOOL_MODE", "trace")];
+    const UNFOUND: [(&str, &str); 1] = [("GPUPOOL_METRICS", "off")];
+    let idle = [
+        ("GPUPOOL_IDLE_SUSPEND", "5min", &MODES[..]),
+        ("GPUPOOL_FAR_LIMIT", "20%", &MODES),
+        ("GPUPOOL_RESTORE", "/x", &MODES),
+        ("GPUPOOL_PRIORITY", "80", &MODES),
+        ("GPUPOOL_GUARANTEE", "0:1GiB", &MODES),
+        ("GPUPOOL_RECALL_WAIT", "5s", &MODES),
+        ("GPUPOOL_PRIORITY", "80", &UNFOUND),
+        ("GPUPOOL_GUARANTEE", "1GiB", &UNFOUND),
+        ("GPUPOOL_RECALL_WAIT", "5s", &UNFOUND),
+        ("GPUPOOL_MOVE_SHARE", "7%", &[("GPUPOOL_MOVE", "off")]),
+        ("GPUPOOL_PINNED_LIMIT", "1GiB", &[("GPUPOOL_PINNED", "off")]),
+        ("GPUPOOL_PINNED_IDLE", "5s", &[("GPUPOOL_PINNED", "off")]),
+        ("GPUPOOL_PREFETCH", "launch", &[("GPUPOOL_MODE", "pool"), ("GPUPOOL_MODE", "trace")]),
+    ];
+    for (name, value, others) in idle {
+        for (other, says) in others {
+            let told = without_effect(&[(name, value), (*other, *says)]);
+            assert_eq!(told.len(), 1, "{name} {other}: {told:?}");
+            let begins = format!("{name}={value}: says nothing ");
+            assert!(told[0].starts_with(&begins) && told[0].contains(other), "{told:?}");
+        }
+    }
+    let alone = without_effect(&[("GPUPOOL_RESTORE_BY_ORDER", "on")]);
+    assert!(alone.len() == 1 && alone[0].contains("without GPUPOOL_RESTORE=FOLDER"), "{alone:?}");
+    // Each of these changes something.
+    for vars in [
+        &[("GPUPOOL_RESTORE_BY_ORDER", "on"), ("GPUPOOL_RESTORE", "/x")][..],
+        &[("GPUPOOL_MOVE_SHARE", "7%"), ("GPUPOOL_MOVE", "auto")],
+        &[("GPUPOOL_PREFETCH", "launch"), ("GPUPOOL_MODE", "managed")],
+        &[("GPUPOOL_PREFETCH", "off"), ("GPUPOOL_MANAGED_ADVICE", "on")],
+        &[("GPUPOOL_IDLE_SUSPEND", "off"), ("GPUPOOL_MODE", "trace")],
+        &[("GPUPOOL_RECALL_WAIT", "off"), ("GPUPOOL_METRICS", "off")],
+        &[("GPUPOOL_PRIORITY", "80"), ("GPUPOOL_MODE", "spill")],
+        &[("GPUPOOL_PRIORITY", "80"), ("GPUPOOL_MODE", "off"), ("GPUPOOL_MOVE", "auto")],
+    ] {
+        assert_eq!(without_effect(vars), [""; 0], "{vars:?}");
+    }
+}
+
+#[test]
+fn no_more_is_guaranteed_than_a_limit_allows() {
+    let of = |guarantee, limit| without_effect(&[("GPUPOOL_GUARANTEE", guarantee), ("GPUPOOL_LIMIT", limit)]);
+    for (guarantee, limit, gpu) in [
+        ("0:20GiB", "0:10GiB", "GPU 0"),
+        ("20GiB", "1:10GiB", "GPU 1"),
+        ("1:20GiB", "10GiB", "GPU 1"),
+        ("20GiB", "10GiB", "each GPU"),
+    ] {
+        let begins = format!(
+            "GPUPOOL_GUARANTEE={guarantee}: more than GPUPOOL_LIMIT lets the pool take of {gpu}, which is 10.0 GiB"
+        );
+        let told = of(guarantee, limit);
+        assert!(told.len() == 1 && told[0].starts_with(&begins), "{told:?}");
+    }
+    for (guarantee, limit) in [("0:20GiB", "1:10GiB"), ("10GiB", "10GiB"), ("0:5GiB,1:10GiB", "0:5GiB")] {
+        assert_eq!(of(guarantee, limit), [""; 0]);
+    }
+}
+
+#[test]
+fn with_mode_off_a_summary_and_a_log_that_nobody_writes_are_told() {
+    let told = without_effect(&[("GPUPOOL_MODE", "off"), ("GPUPOOL_SUMMARY", "on"), ("GPUPOOL_LOG_FILE", "/tmp/x")]);
+    assert!(told.len() == 2 && told.iter().all(|line| line.contains("says nothing with GPUPOOL_MODE=off")), "{told:?}");
+    assert_eq!(without_effect(&[("GPUPOOL_MODE", "off"), ("GPUPOOL_SUMMARY", "auto")]), [""; 0]);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use crate::serve::memory::idle;
 use crate::suspend::bring_home;
 use crate::suspend::vacate::{self, Rest, Vacated, Which};
 use crate::watch::context;
-use crate::{bell, live, log, tiers};
-use gpupool_config::{Devices, Limits, PREFIX, Settings, format_size, read_one};
+use crate::{bell, live, log, process, tiers};
+use gpupool_config::{Devices, Limits, Mode, PREFIX, Settings, format_size, read_one};
 use gpupool_events::SettingChange;
 use gpupool_pool::Place;
 use gpupool_wire::control::Change;
@@ -77,9 +77,11 @@ const ROWS: [Row; 6] = [
 /// One of them cannot be: why, in one line. None has changed then.
 pub fn set(all: &[String], is_wanted: &dyn Fn() -> bool) -> Result<Vec<Change>, String> {
     if all.is_empty() {
+        let now = now(&Settings::default());
         let says = |row: &Row| {
             let says = (row.says)();
-            Change { name: row.name.to_owned(), old: says.clone(), new: says, note: String::new() }
+            let note = now.why_without_effect(row.name).unwrap_or_default();
+            Change { name: row.name.to_owned(), old: says.clone(), new: says, note }
         };
         return Ok(ROWS.iter().map(says).collect());
     }
@@ -103,6 +105,11 @@ pub fn set(all: &[String], is_wanted: &dyn Fn() -> bool) -> Result<Vec<Change>, 
     let changes = asked.into_iter().map(|(row, settings)| {
         let old = (row.says)();
         let note = (row.change)(&settings, is_wanted);
+        // Whoever changes what changes nothing hears so.
+        let idle = now(&settings).without_effect().into_iter().find(|problem| problem.name == row.name);
+        let note = [note, idle.map(|problem| problem.reason).unwrap_or_default()];
+        let note: Vec<String> = note.into_iter().filter(|note| !note.is_empty()).collect();
+        let note = note.join("; ");
         let new = (row.says)();
         log::emit(|| {
             let event = SettingChange { name: row.name.to_owned(), old: old.clone(), new: new.clone() };
@@ -115,9 +122,26 @@ pub fn set(all: &[String], is_wanted: &dyn Fn() -> bool) -> Result<Vec<Change>, 
     Ok(changes)
 }
 
+/// What the settings say now, as far as it decides whether others have an effect; `said`: the one that was given.
+fn now(said: &Settings) -> Settings {
+    let began = process::settings();
+    Settings {
+        mode: began.mode,
+        metrics: began.metrics,
+        moving: began.moving,
+        limit: live::limit(),
+        guarantee: live::guarantee(),
+        said: said.said.clone(),
+        ..Settings::default()
+    }
+}
+
 /// What the plan knows of GPUs: those that the settings name have to be there, and places of the pool.
 fn check_gpus(settings: &Settings, named: &[u32]) -> Result<(), String> {
-    let plan = open::plan_made().ok_or("the program has no pool")?;
+    let plan = open::plan_made().ok_or_else(|| match process::settings().mode {
+        Mode::Pool | Mode::Spill | Mode::Managed => "the program has no pool yet: it has allocated no GPU memory".to_owned(),
+        mode => format!("the program has no pool, as GPUPOOL_MODE={} leaves its memory to the driver; of what can be set the log alone has an effect there", mode.word()),
+    })?;
     let totals: Vec<u64> = plan.topology.gpus.iter().map(|gpu| gpu.total).collect();
     if let Some(problem) = settings.check_gpus(&totals).first() {
         return Err(problem.reason.clone());
@@ -197,6 +221,9 @@ fn change_limit(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {
             );
         } else if now < before && !terms::is_drained(gpu) {
             said.extend(stays(gpu, &vacate::beyond_the_pool(gpu, now)));
+            if process::settings().mode == Mode::Spill {
+                said.push(format!("what the driver had room for on GPU {gpu} stays as well: in mode spill it is not the pool's, and no limit counts it"));
+            }
         }
     }
     said.join("; ")

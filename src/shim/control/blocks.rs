@@ -146,7 +146,7 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
 /// Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
 /// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place; so it is on plain memory of the process where
 /// the driver places that, too (`CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`). All else is `GPUPOOL_NOT_POOLED`: other memory that the driver
-/// serves, freed memory, an address where there is no memory, NULL, and a range that goes on behind the block of the pool that it begins in.
+/// serves, freed memory, an address where there is no memory, NULL, and a range that goes on past the end of the block of the pool that it begins in.
 /// Returns 0, a `CUresult` or a `gpupool_error`.
 ///
 /// # Safety
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 ///
 /// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`; plain memory of the process, too, where
 /// the driver places that. Other memory that the driver serves, as small blocks for which the pool had no room, stays where it is:
-/// `GPUPOOL_NOT_POOLED`, which is the answer, too, for freed memory, an address where there is no memory, NULL, and a range that goes on behind the
+/// `GPUPOOL_NOT_POOLED`, which is the answer, too, for freed memory, an address where there is no memory, NULL, and a range that goes on past the end of the
 /// block of the pool that it begins in.
 /// Returns 0, a `CUresult` or a `gpupool_error`.
 ///

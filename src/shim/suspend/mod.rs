@@ -381,9 +381,14 @@ fn back_again(
 /// It has none; why, in words.
 pub fn pool() -> Result<(&'static Driver, &'static Opened), String> {
     let driver = process::driver().ok_or("it has not used CUDA yet")?;
-    if !matches!(process::settings().mode, Mode::Pool | Mode::Spill) {
+    let whose = match process::settings().mode {
+        Mode::Pool | Mode::Spill => None,
+        Mode::Managed => Some("is managed memory, which the driver moves itself"),
+        Mode::Trace | Mode::Off => Some("is the driver's"),
+    };
+    if let Some(whose) = whose {
         return Err(format!(
-            "GPUPOOL_MODE={} leaves its memory to the driver; only the pool's can leave or be stored (modes pool and spill)",
+            "with GPUPOOL_MODE={} its memory {whose}; only the pool's can leave or be stored (modes pool and spill)",
             process::settings().mode.word()
         ));
     }

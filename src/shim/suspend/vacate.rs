@@ -425,11 +425,18 @@ pub fn beyond_the_pool(gpu: u32, limit: u64) -> Vec<Rest> {
     let (taken, charged) = memory::accounts().map_or((0, 0), |all| (all.taken(place), all.of(Claim::Handles, place)));
     let own = handles::by_hand::bytes_at(place).saturating_sub(charged);
     let beyond = (taken + own + of_kind::bytes_on(gpu)).saturating_sub(limit);
+    // Where that is what the limit is for, nothing can have left.
+    let managed = memory::accounts().map_or(0, |all| all.of(Claim::Managed, place)).min(taken.saturating_sub(limit));
+    let managed = Rest { bytes: managed, what: MANAGED.to_owned(), cause: "managed" };
+    let beyond = beyond - managed.bytes;
     let what = "memory of the program's own (cuMemCreate) that its GPU had room for: the limit is for what the pool takes, which is less by so much";
     let rest = Rest { bytes: own.min(beyond), what: what.to_owned(), cause: "own" };
     let kind = only_the_drivers(gpu, beyond - rest.bytes);
-    Some(rest).filter(|rest| rest.bytes > 0).into_iter().chain(kind).collect()
+    [managed, rest].into_iter().filter(|rest| rest.bytes > 0).chain(kind).collect()
 }
+
+/// Why it stays on a GPU.
+const MANAGED: &str = "managed memory, which stays where it was placed";
 
 /// What only the driver can place of what a GPU has, so many bytes of it at most, if there is any.
 fn only_the_drivers(gpu: u32, most: u64) -> Option<Rest> {
@@ -453,7 +460,7 @@ fn besides(gpu: u32, told: u64) -> Vec<Rest> {
             "memory that blocks or cuMemCreate of the program made while it left, or that is not mapped as one whole",
         ),
         (held.saturating_sub(used), "freed memory that a GPU may still be at work on; it goes home once that is over"),
-        (managed, "managed memory, which stays where it was placed"),
+        (managed, MANAGED),
     ];
     let mut rest: Vec<Rest> = rows
         .into_iter()

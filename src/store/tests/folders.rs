@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use common::{Kind, load, memory, meta, store};
-use gpupool_store::{Error, Options, Reader, Which, Writer, list};
+use gpupool_store::{Error, JobWriter, Options, Reader, Which, Writer, is_image, list, may_be_own, own_folder};
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
@@ -43,6 +43,65 @@ fn a_folder_of_a_number_that_nobody_reaches_is_passed_over() {
         drop(store(&folder, Options::default(), &[memory(Kind::Random, 50_000, 1)]).unwrap());
         assert!(folder.join(format!("gen-{generation:06}")).join("manifest").exists(), "{generation}");
     }
+}
+
+/// It would go with the one that it is in, which nobody could remove with what was not written for it.
+#[test]
+fn nothing_is_written_into_an_image() {
+    let around = tempfile::tempdir().unwrap();
+    let folder = around.path().join("store");
+    drop(store(&folder, Options::default(), &[memory(Kind::Random, 50_000, 1)]).unwrap());
+    let image = folder.join("gen-000001");
+    let copy = around.path().join("saved");
+    fs::create_dir(&copy).unwrap();
+    fs::set_permissions(&copy, Permissions::from_mode(0o700)).unwrap();
+    fs::copy(image.join("manifest"), copy.join("manifest")).unwrap();
+    for (into, image) in [(image.clone(), &image), (image.join("sub"), &image), (copy.clone(), &copy)] {
+        let expected = format!(
+            "{}: {} is an image itself, and would have others inside it; name the folder around it, or another one",
+            into.display(),
+            image.display()
+        );
+        let names = |folder: &Path| fs::read_dir(folder).unwrap().count();
+        let before = names(image);
+        assert_eq!(Writer::create(&into, meta(), Options::default()).err().unwrap().to_string(), expected);
+        assert_eq!(JobWriter::create(&into).err().unwrap().to_string(), expected);
+        assert_eq!(own_folder(&into).unwrap_err().to_string(), expected);
+        assert_eq!(may_be_own(&into).unwrap_err().to_string(), expected);
+        assert_eq!(names(image), before);
+    }
+    assert!(is_image(&image) && is_image(&copy) && !is_image(&folder) && !is_image(&around.path().join("none")));
+    drop(Reader::open(&folder, Which::Newest, 1).unwrap());
+}
+
+#[test]
+fn whether_a_folder_could_be_had_is_told_without_making_it() {
+    let around = tempfile::tempdir().unwrap();
+    let new = around.path().join("new");
+    may_be_own(&new).unwrap();
+    assert!(!new.exists());
+    let deeper = new.join("deeper");
+    let why = may_be_own(&deeper).unwrap_err().to_string();
+    assert_eq!(why, own_folder(&deeper).unwrap_err().to_string());
+    assert!(
+        why.ends_with(&format!("the folder around it, {}, has to be there and is not; make it first", new.display()))
+    );
+    own_folder(&new).unwrap();
+    may_be_own(&new).unwrap();
+    fs::set_permissions(&new, Permissions::from_mode(0o770)).unwrap();
+    assert_eq!(may_be_own(&new).unwrap_err(), own_folder(&new).unwrap_err());
+}
+
+/// A slip in a number is no damage.
+#[test]
+fn a_generation_that_is_not_there_is_told_apart_from_one_that_is_damaged() {
+    let around = tempfile::tempdir().unwrap();
+    let folder = around.path().join("store");
+    drop(store(&folder, Options::default(), &[memory(Kind::Random, 50_000, 1)]).unwrap());
+    let absent = gpupool_store::verify(&folder, Some(9), 1).unwrap_err();
+    assert_eq!(absent, Error::Absent { path: folder.join("gen-000009") });
+    fs::write(folder.join("gen-000001/manifest"), "").unwrap();
+    assert_eq!(gpupool_store::verify(&folder, Some(1), 1).unwrap()[0].wrong.len(), 1);
 }
 
 #[test]
