@@ -180,6 +180,43 @@ fn what_left_a_drained_gpu_is_back_with_the_resume_where_that_was_undrained_mean
     }
 }
 
+/// Blocks that came to stand where another one was when it left have left nothing, and come home as a whole; the second time they are suspended they come back as well.
+#[test]
+fn what_stands_where_a_block_left_a_drained_gpu_and_was_freed_is_nobody_else_s() {
+    let folder = tempfile::tempdir().unwrap();
+    let to_disk = format!("suspend --to {}", folder.path().display());
+    for to in ["suspend --to host", &to_disk] {
+        let run = Run::program("checkpointed").sim("2x1GiB").env("SIMCUDA_STRICT", "on").report().shim();
+        let mut program = run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "1GiB").start(None);
+        let gone = program.ask("block 5120 1000");
+        let gpu = eventually("a page", || page(&program).filter(|page| on(page, 0) > 0));
+        let gpu = gpu.levels.gpu(0).unwrap().uuid_text().unwrap();
+        program.gpupool(&format!("drain {gpu}"));
+        assert_eq!(program.ask(&format!("drop {gone}")), "dropped");
+        let mut blocks = vec![(program.ask("block 2048 2000"), 2048, 2000)];
+        told(&program, to);
+        told(&program, "resume");
+        blocks.push((program.ask("block 5120 3000"), 5120, 3000));
+        let undrained = program.gpupool(&format!("undrain {gpu}"));
+        assert!(!String::from_utf8_lossy(&undrained.stdout).contains("not"), "{to}: {undrained:?}");
+        let back = page(&program).unwrap();
+        assert_eq!((on(&back, 0), on(&back, 1)), (8 * MIB, 0), "{to}: {back:?}");
+        for _ in 0..2 {
+            let left = told(&program, to);
+            let back = told(&program, "resume");
+            assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &0.into()), "{to}: {left} {back}");
+        }
+        for (block, kib, first) in blocks {
+            assert_eq!(program.ask(&format!("look {block} {kib}")), format!("{first} 0"), "{to}");
+        }
+        let (status, folder) = program.end();
+        assert!(status.success(), "{to}: {status}");
+        let report = std::fs::read_to_string(folder.path().join("report")).unwrap();
+        let report: Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["violations"], serde_json::json!([]), "{to}: {report}");
+    }
+}
+
 /// The page that small blocks stand on leaves and comes back as a whole, whichever of them have ended meanwhile.
 #[test]
 fn small_blocks_that_left_a_drained_gpu_are_home_behind_undrain_and_leave_and_come_back_with_the_rest() {
