@@ -134,11 +134,7 @@ fn no_images(settings: &Settings) -> Option<String> {
 /// Which folder was meant by one without images that is an image itself, or that has folders with images. Those of the ranks of a job, which has no image as a whole yet, are none of them,
 /// nor what suspended programs have.
 fn instead_of(folder: &Path) -> Option<String> {
-    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    if let Some(number) = gpupool_store::number_of(&name(folder))
-        && let Some(around) = folder.parent()
-        && gpupool_store::list(around).is_ok_and(|all| all.iter().any(|listed| listed.generation == number))
-    {
+    if let Some(around) = gpupool_store::around_image(folder) {
         return Some(format!(
             "it is one image; name the folder around it, {}, of which the newest whole image comes back",
             around.display()

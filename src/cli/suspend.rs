@@ -32,7 +32,7 @@ Into a folder: each program writes a folder of its own there, which is gone when
 found out on the way. Nothing leaves before all of it is on the disk, and every part is compared with its hash on the way back.
 
 Exit status: 0 where all that are named are suspended, also where some memory found no other place and stayed; 1 where one is not, and then none is; 2 where \
-no such process is there or it is stopped (SIGSTOP), or --process has no --to host or --to DIR.
+no such process is there or it is stopped (SIGSTOP), --process has no --to host or --to DIR, or DIR is the folder of one image.
 
 Examples:
   gpupool suspend 4711
@@ -124,6 +124,15 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Err(Failure::usage(
             "--process needs --to host or --to DIR beside it, since the driver cannot bring back what lies on other GPUs; nothing was done",
         ));
+    }
+    if let Target::Folder(folder) = &args.to
+        && let Some(around) = gpupool_store::around_image(folder)
+    {
+        return Err(Failure::usage(format!(
+            "--to {}: it is one image, with which all in it goes; name the folder around it, {}, or another one; nothing was done",
+            folder.display(),
+            around.display()
+        )));
     }
     let rows = control::named(&args.pid, args.job)?;
     if !args.alone

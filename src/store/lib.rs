@@ -104,7 +104,7 @@ pub use look::{Listed, Summary, Verified, keep, list, remove, show, verify};
 pub use manifest::{About, Block, Data, Manifest, Meta, Name, Part, Process, Word};
 pub use meeting::{Meeting, Pace, Who};
 pub use reader::{Reader, Which};
-pub use store::{number_of, own_folder};
+pub use store::{around_image, number_of, own_folder};
 pub use writer::{Key, Options, Room, Unnamed, Writer, Written};
 
 /// The version of the format that is written, and the newest that is read.

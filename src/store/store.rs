@@ -1,6 +1,6 @@
 //! The folder that generations lie in: whose it is, which there are, and who may change it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, fstat, fstatvfs, mkdirat, openat, stat};
 use rustix::io::Errno;
@@ -99,12 +99,27 @@ fn is_stale(name: &str) -> bool {
     name.is_some_and(|name| number_of(name).is_some())
 }
 
+/// The folder around this one, if this one is a generation in it: whatever else lies there goes with that.
+pub fn around_image(folder: &Path) -> Option<PathBuf> {
+    let number = number_of(folder.file_name()?.to_str()?)?;
+    let around = folder.parent()?;
+    let store = Store::open(around, false, &Disk::default()).ok()?;
+    store.is_own(number).unwrap_or(true).then(|| around.to_owned())
+}
+
 /// Makes a folder, if it is not there, for others to lie in that are written to, and looks whether it is one that such may lie in:
 /// the same rule as for those themselves, since whoever replaces it replaces them.
 ///
 /// # Errors
-/// It cannot be made, is a link, another user's, or others may change it.
+/// It cannot be made, is a link, another user's, others may change it, or it is a generation.
 pub fn own_folder(path: &Path) -> Result<()> {
+    if let Some(around) = around_image(path) {
+        let around = around.display();
+        return Err(Error::refused(
+            path,
+            format!("it is one image, with which all in it goes; name the folder around it, {around}, or another one"),
+        ));
+    }
     Store::open(path, true, &Disk::default()).map(drop)
 }
 
