@@ -43,7 +43,7 @@ host: contexts, modules and what libraries took as well, so that the GPUs show n
 in DIR/process-000001 and so on. gpupool resume has the program go on. Where it cannot leave, or criu fails, the image stays and the program is resumed (exit 1).
 
 Exit status: 0 where the image is whole (with --every the last one, with --process also where the program has left the GPUs), 1 otherwise; 2 where no such \
-process is there, or the folder is one of other images, and nobody was asked.
+process is there, of several that are named a rank of their job is missing, or the folder is one of other images, and nobody was asked.
 
 Examples:
   gpupool checkpoint 4711 /scratch/train
@@ -172,8 +172,12 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.process {
         can_leave_whole(args)?;
     }
-    let rows = control::named(&args.pid, args.job || (args.pid.is_empty() && args.node.is_some()))?;
+    let rows = control::named(&args.pid, args.job || (args.pid.is_empty() && args.node.is_some()), "")?;
     let is_job = args.job || args.node.is_some() || rows.len() > 1;
+    // It would be the newest one, and by --keep the only one, and a part of the job would come back.
+    if is_job && let Some(why) = control::lacking(&rows) {
+        return Err(Failure::usage(format!("{why}; nothing was done")));
+    }
     // Whoever restores takes the newest of one kind, and would never see the other.
     let has = |is_any: Option<bool>| is_any.unwrap_or(false);
     if !is_job && has(gpupool_store::jobs(&folder).ok().map(|jobs| !jobs.is_empty())) {
@@ -582,7 +586,7 @@ fn are_all_there(all: &[(Who, Vec<Rank>)]) -> Result<(), String> {
     let count = world.unwrap_or_else(|| u32::try_from(known.len()).unwrap_or(u32::MAX));
     let missing: Vec<String> = (0..count)
         .filter(|number| !known.contains_key(number))
-        .take(MOST_NAMED)
+        .take(control::MOST_NAMED)
         .map(|number| number.to_string())
         .collect();
     if let Some((number, name)) = known.last_key_value().filter(|(number, _)| **number >= count) {
@@ -596,9 +600,6 @@ fn are_all_there(all: &[(Who, Vec<Rank>)]) -> Result<(), String> {
         missing.join(", ")
     ))
 }
-
-/// Of many ranks that are missing so many are named.
-const MOST_NAMED: usize = 8;
 
 fn or_none(number: Option<u32>) -> String {
     number.map_or("an unknown number of".to_owned(), |number| number.to_string())

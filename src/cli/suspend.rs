@@ -134,15 +134,15 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             around.display()
         )));
     }
-    let rows = control::named(&args.pid, args.job)?;
+    let rows = control::named(&args.pid, args.job, "; or name the processes that belong together")?;
     if !args.alone
         && let Some((row, ranks)) = control::apart(&rows)
     {
-        let how = control::how_together(row, &rows, &ranks);
+        let how = control::together(row, &rows, &ranks);
         let mut refused = control::ask_all(std::slice::from_ref(row), &Request::Apart { ranks });
         for why in refused.iter_mut().filter_map(|told| told.error.as_mut()) {
             *why = format!(
-                "{why}: {how} suspends all of them together, --alone only what is named, for which the others may wait in a collective until it is resumed, or be ended by NCCL's \
+                "{why}: gpupool suspend {how} suspends all of them together, --alone only what is named, for which the others may wait in a collective until it is resumed, or be ended by NCCL's \
                  watchdog (GP022)"
             );
         }
