@@ -36,12 +36,14 @@ moment on all hosts, and DIR has an image of the job once all of it is whole.
 With --every, this command asks again and again. Where it ends, there are no further images, and the program runs on; where the program \
 ends, so does it, with 0 if its last image is whole.
 
+What cannot be removed of older images, or was left of a removal, is told and stays, and the new image is whole nevertheless.
+
 With --process one program is stopped, its image is written, and without going on in between it leaves the GPUs whole, as by gpupool suspend --process --to \
 host: contexts, modules and what libraries took as well, so that the GPUs show nothing of it. Where criu is installed, it stores the process beside the image, \
 in DIR/process-000001 and so on. gpupool resume has the program go on. Where it cannot leave, or criu fails, the image stays and the program is resumed (exit 1).
 
 Exit status: 0 where the image is whole (with --every the last one, with --process also where the program has left the GPUs), 1 otherwise; 2 where no such \
-process is there, or the folder is one of other images, and nobody was asked.
+process is there, of several that are named a rank of their job is missing, or the folder is one of other images, and nobody was asked.
 
 Examples:
   gpupool checkpoint 4711 /scratch/train
@@ -99,6 +101,9 @@ fn pause(text: &str) -> Result<Duration, String> {
 /// How often it is looked whether the program has ended.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// What is told with the reason.
+const NOT_REMOVED: &str = "older images could not be removed";
+
 /// One image, or why there is none.
 #[derive(Serialize)]
 struct Told {
@@ -131,6 +136,9 @@ struct Told {
     compression_ratio: Option<f64>,
     /// Of memory, in all of the time.
     bytes_per_second: u64,
+    /// Why older images, or what was left of such, are there still that were to be removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_removed: Option<String>,
     /// With `--process`, of an image that is there.
     #[serde(skip_serializing_if = "Option::is_none")]
     process: Option<Rest>,
@@ -171,8 +179,12 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.process {
         can_leave_whole(args)?;
     }
-    let rows = control::named(&args.pid, args.job || (args.pid.is_empty() && args.node.is_some()))?;
+    let rows = control::named(&args.pid, args.job || (args.pid.is_empty() && args.node.is_some()), "")?;
     let is_job = args.job || args.node.is_some() || rows.len() > 1;
+    // It would be the newest one, and by --keep the only one, and a part of the job would come back.
+    if is_job && let Some(why) = control::lacking(&rows) {
+        return Err(Failure::usage(format!("{why}; nothing was done")));
+    }
     // Whoever restores takes the newest of one kind, and would never see the other.
     let has = |is_any: Option<bool>| is_any.unwrap_or(false);
     if !is_job && has(gpupool_store::jobs(&folder).ok().map(|jobs| !jobs.is_empty())) {
@@ -376,12 +388,21 @@ struct JobTold {
     /// Where there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     hosts: Vec<String>,
+    /// As of one process, of the job's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_removed: Option<String>,
 }
 
 /// The same of all of these; whether there is one. As of one process, what one of them ended in the middle of does not count.
 fn job(args: &Args, folder: &Path, rows: &[Listed], was_done: bool) -> Result<bool, Failure> {
-    let mut told =
-        JobTold { folder: folder.to_owned(), error: None, generation: 0, ranks: Vec::new(), hosts: Vec::new() };
+    let mut told = JobTold {
+        folder: folder.to_owned(),
+        error: None,
+        generation: 0,
+        ranks: Vec::new(),
+        hosts: Vec::new(),
+        not_removed: None,
+    };
     // One host alone has nobody to meet.
     let node = args.node.filter(|node| node.count > 1);
     let image = match node {
@@ -395,9 +416,10 @@ fn job(args: &Args, folder: &Path, rows: &[Listed], was_done: bool) -> Result<bo
     match image {
         Ok(Whole { generation, ranks, not_removed }) => {
             (told.generation, all) = (generation, ranks);
-            if let Some(error) = not_removed {
-                complain(&format!("older images could not be removed: {error}"));
+            if let Some(error) = &not_removed {
+                complain(&format!("{NOT_REMOVED}: {error}"));
             }
+            told.not_removed = not_removed;
         }
         Err(why) => told.error = Some(why),
     }
@@ -589,7 +611,7 @@ fn are_all_there(all: &[(Who, Vec<Rank>)]) -> Result<(), String> {
     let count = world.unwrap_or_else(|| u32::try_from(known.len()).unwrap_or(u32::MAX));
     let missing: Vec<String> = (0..count)
         .filter(|number| !known.contains_key(number))
-        .take(MOST_NAMED)
+        .take(control::MOST_NAMED)
         .map(|number| number.to_string())
         .collect();
     if let Some((number, name)) = known.last_key_value().filter(|(number, _)| **number >= count) {
@@ -603,9 +625,6 @@ fn are_all_there(all: &[(Who, Vec<Rank>)]) -> Result<(), String> {
         missing.join(", ")
     ))
 }
-
-/// Of many ranks that are missing so many are named.
-const MOST_NAMED: usize = 8;
 
 fn or_none(number: Option<u32>) -> String {
     number.map_or("an unknown number of".to_owned(), |number| number.to_string())
@@ -633,7 +652,7 @@ fn told(pid: u32, folder: &Path, reply: Result<Reply, String>) -> Told {
         Ok(_) => (Some("it answered nothing at the end".to_owned()), Stored::default()),
     };
     let Stored { not_copied, to_gpus, to_host, stopped_microseconds, microseconds, .. } = stored;
-    let Stored { generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, .. } = stored;
+    let Stored { generation, bytes, stored, fresh, unchanged, damaged, left_out, in_stop, not_removed, .. } = stored;
     Told {
         pid,
         folder: folder.to_owned(),
@@ -653,6 +672,7 @@ fn told(pid: u32, folder: &Path, reply: Result<Reply, String>) -> Told {
         microseconds,
         compression_ratio: control::compression(bytes.saturating_sub(unchanged), fresh),
         bytes_per_second: control::rate(bytes, microseconds),
+        not_removed: (!not_removed.is_empty()).then_some(not_removed),
         process: None,
     }
 }
@@ -662,6 +682,9 @@ fn print(args: &Args, told: &Told) -> Result<bool, Failure> {
     if let Some(error) = &told.error {
         complain(&format!("process {}: {error}", told.pid));
         return Ok(false);
+    }
+    if let Some(why) = &told.not_removed {
+        complain(&format!("process {}: {NOT_REMOVED}: {why}", told.pid));
     }
     if args.json {
         return Ok(true);

@@ -18,8 +18,8 @@ use crate::{stdout, whole};
 program goes on. What is on a disk has to come back: where it cannot be read, or there is no room for it on any GPU and on the host, \
 the program stays suspended with all that it has, and can be resumed again once that is mended.
 
-Exit status: 0 where all that are named go on, also with memory elsewhere for want of room; 1 where one stays suspended, cannot be asked or, of several, has \
-ended; 2 where no such process is there or it is stopped (SIGSTOP).
+Exit status: 0 where all that are named go on, also with memory elsewhere for want of room; 1 where one stays suspended, cannot be asked or, of several \
+or of a job, has ended; 2 where no such process is there or it is stopped (SIGSTOP).
 
 Examples:
   gpupool resume 4711
@@ -116,19 +116,24 @@ const NO_ROOM: &str = ", for want of room";
 
 /// Those that are named and there, and whether they are all: that one of several has ended keeps no other one suspended.
 fn found(args: &Args) -> Result<(Vec<Listed>, bool), Failure> {
-    if args.job || args.pid.len() < 2 {
-        return Ok((control::named(&args.pid, args.job)?, true));
-    }
-    let (mut there, mut missing): (Vec<u32>, Vec<Failure>) = (Vec::new(), Vec::new());
-    for pid in &args.pid {
-        match control::named(&[*pid], false) {
-            Ok(_) => there.push(*pid),
-            Err(failure) => missing.push(failure),
-        }
-    }
-    if there.is_empty() {
+    let mut lacks = None;
+    let pids = if args.job {
+        let job = control::job(&args.pid)?;
+        control::left_out(&job.rows).iter().for_each(|line| complain(line));
+        lacks = job.missing().map(|what| format!("{what}; those that are there are resumed"));
+        job.pids()
+    } else {
+        args.pid.clone()
+    };
+    let mut missing: Vec<Failure> = Vec::new();
+    let there: Vec<u32> = pids
+        .into_iter()
+        .filter(|pid| control::find(&[*pid]).map_err(|failure| missing.push(failure)).is_ok())
+        .collect();
+    if there.is_empty() && !missing.is_empty() {
         return Err(missing.swap_remove(0));
     }
+    lacks.iter().for_each(|what| complain(what));
     missing.iter().for_each(|failure| complain(&failure.to_string()));
-    Ok((control::named(&there, false)?, missing.is_empty()))
+    Ok((control::find(&there)?, missing.is_empty() && lacks.is_none()))
 }

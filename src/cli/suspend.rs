@@ -32,7 +32,7 @@ Into a folder: each program writes a folder of its own there, which is gone when
 found out on the way. Nothing leaves before all of it is on the disk, and every part is compared with its hash on the way back.
 
 Exit status: 0 where all that are named are suspended, also where some memory found no other place and stayed; 1 where one is not, and then none is; 2 where \
-no such process is there or it is stopped (SIGSTOP), or --process has no --to host or --to DIR.
+no such process is there or it is stopped (SIGSTOP), --process has no --to host or --to DIR, or DIR is the folder of one image.
 
 Examples:
   gpupool suspend 4711
@@ -132,15 +132,24 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             "--process needs --to host or --to DIR beside it, since the driver cannot bring back what lies on other GPUs; nothing was done",
         ));
     }
-    let rows = control::named(&args.pid, args.job)?;
+    if let Target::Folder(folder) = &args.to
+        && gpupool_store::is_image(folder)
+    {
+        return Err(Failure::usage(format!(
+            "--to {}: it is one image, with which all in it goes; name the folder around it, {}, or another one; nothing was done",
+            folder.display(),
+            folder.parent().unwrap_or(folder).display()
+        )));
+    }
+    let rows = control::named(&args.pid, args.job, "; or name the processes that belong together")?;
     if !args.alone
         && let Some((row, ranks)) = control::apart(&rows)
     {
-        let how = control::how_together(row, &rows, &ranks);
+        let how = control::together(row, &rows, &ranks);
         let mut refused = control::ask_all(std::slice::from_ref(row), &Request::Apart { ranks });
         for why in refused.iter_mut().filter_map(|told| told.error.as_mut()) {
             *why = format!(
-                "{why}: {how} suspends all of them together, --alone only what is named, for which the others may wait in a collective until it is resumed, or be ended by NCCL's \
+                "{why}: gpupool suspend {how} suspends all of them together, --alone only what is named, for which the others may wait in a collective until it is resumed, or be ended by NCCL's \
                  watchdog (GP022)"
             );
         }

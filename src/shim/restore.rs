@@ -17,7 +17,7 @@ use gpupool_config::{Toggle, format_size};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_events::{BlockRestore, ProgramRestore};
 use gpupool_pool::Block;
-use gpupool_store::{About, Reader, Which, rank_folder};
+use gpupool_store::{About, Job, Reader, Which, rank_folder};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -277,13 +277,47 @@ fn read(folder: &Path) -> State {
     State::Open(Box::new(Source { reader, names, blocks: 0, bytes: 0, is_ordered: false, is_back: false }))
 }
 
+/// How many ranks the launcher says there are of what an image is of, the ranks of a host or of the whole job; and whether that is so for certain: of several hosts the counts may differ.
+fn launched(job: &Job) -> Option<(u64, bool)> {
+    let rank = process::rank()?;
+    let (here, all) = (rank.ranks.map(u64::from), rank.overall_ranks.map(u64::from));
+    match (here, all) {
+        (_, Some(all)) if !job.hosts.is_empty() => Some((all, true)),
+        (Some(here), all) if job.hosts.is_empty() => Some((here, all.is_none_or(|all| all == here))),
+        (None, Some(all)) => Some((all, false)),
+        _ => None,
+    }
+}
+
+/// Why an image of a job has not all of its ranks: what each of them comes to alike. Of what is not certain there is a line.
+fn lacks_ranks(job: &Job) -> Option<String> {
+    let count = job.ranks.len() as u64;
+    let (ranks, is_certain) = launched(job).filter(|(ranks, _)| *ranks > count)?;
+    let why = format!("it is of {count} ranks, and the launcher says that there are {ranks}");
+    if !is_certain {
+        warn(&format!("image {} of the job may have a part of its ranks: {why}", job.generation));
+    }
+    is_certain.then_some(why)
+}
+
 /// This rank's part of the newest whole image of a job; `None`: the folder has none of a job.
 fn of_job(folder: &Path) -> Option<Result<Reader, String>> {
     let jobs = gpupool_store::jobs(folder).ok().filter(|jobs| !jobs.is_empty())?;
-    for error in jobs.iter().map_while(|listed| listed.told.as_ref().err()) {
-        warn(&format!("a newer image of the job is passed over: {error}"));
+    let mut found = None;
+    for listed in jobs {
+        let why = match listed.told {
+            Ok(job) => match lacks_ranks(&job) {
+                Some(why) => format!("{}: image {}: {why}", folder.display(), job.generation),
+                None => {
+                    found = Some(job);
+                    break;
+                }
+            },
+            Err(error) => error.to_string(),
+        };
+        warn(&format!("an image of the job is passed over: {why}"));
     }
-    let Some(job) = jobs.into_iter().find_map(|listed| listed.told.ok()) else {
+    let Some(job) = found else {
         return Some(Err(format!("{}: no image of the job there is whole", folder.display())));
     };
     let count = job.ranks.len();

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
     AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, chmodat, fchmod, fcntl_getfl, fcntl_setfl,
-    fdatasync, flock, fstat, fsync, ftruncate, linkat, mkdirat, openat, renameat, renameat_with, unlinkat,
+    fdatasync, flock, fstat, fsync, ftruncate, linkat, mkdirat, openat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::{Errno, fcntl_dupfd_cloexec, pread, pwrite};
 
@@ -279,13 +279,24 @@ impl Folder {
         self.unlink(name, AtFlags::empty())
     }
 
-    /// Removes a folder with the files in it.
+    /// Removes a folder with the files in it, or as many of them as can be.
+    ///
+    /// # Errors
+    /// Why the first of them that is still there cannot be removed.
     pub fn remove_folder(&self, name: &str) -> Result<()> {
         let folder = self.folder(name)?;
-        for name in folder.names()? {
-            folder.remove(&name)?;
-        }
-        self.unlink(name, AtFlags::REMOVEDIR)
+        let stays = folder.names()?.iter().fold(None, |stays: Option<Error>, name| stays.or(folder.remove(name).err()));
+        stays.map_or_else(|| self.unlink(name, AtFlags::REMOVEDIR), Err)
+    }
+
+    /// The name of a folder in it, if there is any.
+    pub fn folder_in(&self) -> Result<Option<String>> {
+        let fd = self.fd()?;
+        let is_folder = |name: &String| {
+            let stat = statat(fd, name, AtFlags::SYMLINK_NOFOLLOW);
+            stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_dir())
+        };
+        Ok(self.names()?.into_iter().find(is_folder))
     }
 
     /// As [`Folder::remove_folder`], in as little time as names take: what its files take is given back once the answer is dropped. A network file system

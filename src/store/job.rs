@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::Disk;
@@ -23,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::look::{Verified, or_error, verify};
 use crate::manifest::{Word, hash, seal, unseal};
 use crate::reader::Reader;
-use crate::store::{Lock, Store, read_whole};
+use crate::store::{Lock, Store, begins_with, read_whole};
 
 /// What the first line of a job's file begins with; the format's version is behind it.
 const HEAD: &str = "gpupool-job ";
@@ -150,6 +151,26 @@ fn numbers(store: &Store) -> Result<Vec<u64>> {
     Ok(numbers)
 }
 
+/// Whether what is called as a job's image is one, and not a folder, a link or a file of somebody else's.
+///
+/// # Errors
+/// It cannot be looked at, or is damaged from its first letter on.
+fn is_own(store: &Store, generation: u64) -> Result<bool> {
+    let file = match store.folder.open(&name_of(generation), false) {
+        Err(Error::Refused { .. } | Error::Io { errno: Errno::NOENT, .. }) => return Ok(false),
+        answer => answer?,
+    };
+    if begins_with(&file, HEAD)? {
+        return Ok(true);
+    }
+    Err(Error::refused(file.path(), "gpupool wrote no such image of a job, so it stays as it is"))
+}
+
+/// Before it is whole.
+fn unfinished_name_of(generation: u64) -> String {
+    format!(".{}.new", name_of(generation))
+}
+
 fn read(store: &Store, generation: u64) -> Result<Job> {
     let file = store.folder.open(&name_of(generation), false)?;
     let text = read_whole(&file)?;
@@ -233,6 +254,8 @@ pub struct JobWriter {
     store: Store,
     path: PathBuf,
     disk: Disk,
+    /// Why something is there still that others had left.
+    not_removed: Option<Error>,
     _lock: Lock,
 }
 
@@ -253,9 +276,13 @@ impl JobWriter {
                 .and_then(|name| name.strip_suffix(".new"))
                 .is_some_and(|name| number_of(name).is_some())
         };
-        store.folder.names()?.iter().filter(stale).try_for_each(|name| store.folder.remove(name))?;
-        let writer = Self { store, path: folder.to_owned(), disk: disk.clone(), _lock: lock };
-        writer.remove_others()?;
+        let names = store.folder.names()?;
+        let stale = names.iter().filter(stale);
+        let stays = stale.fold(None, |stays: Option<Error>, name| stays.or(store.folder.remove(name).err()));
+        let mut writer = Self { store, path: folder.to_owned(), disk: disk.clone(), not_removed: stays, _lock: lock };
+        // None of that keeps a new image from being written.
+        let others = writer.remove_others().err();
+        writer.not_removed = writer.not_removed.take().or(others);
         Ok(writer)
     }
 
@@ -269,7 +296,14 @@ impl JobWriter {
         let mut ranks = ranks.iter().map(look).collect::<Result<Vec<_>>>()?;
         ranks.sort_by_key(|image| image.rank);
         let numbers = numbers(&self.store)?;
-        let generation = numbers.first().map_or(1, |newest| newest.saturating_add(1));
+        let names = self.store.folder.names()?;
+        let newest = numbers.iter().find(|number| is_own(&self.store, **number).unwrap_or(true));
+        let is_free = |number: &u64| {
+            let own = [name_of(*number), unfinished_name_of(*number)];
+            !names.iter().any(|name| own.contains(name))
+        };
+        let mut after = newest.map_or(1, |newest| newest.saturating_add(1))..=u64::MAX;
+        let generation = after.find(is_free).unwrap_or(u64::MAX);
         let written = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         if let Some(twice) = ranks.windows(2).find(|pair| pair[0].rank == pair[1].rank) {
             return Err(Error::misuse(format!("rank {} would be in the image twice", twice[0].rank)));
@@ -277,7 +311,7 @@ impl JobWriter {
         let version = if hosts.is_empty() { OF_ONE_HOST } else { VERSION };
         let job = Job { generation, written, ranks, hosts };
         let folder = &self.store.folder;
-        let (name, new) = (name_of(generation), format!(".{}.new", name_of(generation)));
+        let (name, new) = (name_of(generation), unfinished_name_of(generation));
         let file = folder.create(&new, false)?;
         file.write(&seal(HEAD, version, &job)?, 0)?;
         file.sync()?;
@@ -286,8 +320,8 @@ impl JobWriter {
             // Nobody may find what its writer was told is not there.
             let _ = folder.rename(&name, &new);
         })?;
-        let removed = self.keep(generation, numbers, keep);
-        Ok((generation, removed.err()))
+        let older = self.keep(generation, numbers, keep).err();
+        Ok((generation, self.not_removed.or(older)))
     }
 
     /// Removes what its ranks have written for an image that never became whole.
@@ -302,35 +336,55 @@ impl JobWriter {
         let Some(keep) = keep else { return Ok(()) };
         // One that is not whole is not one of those that are kept.
         let mut left = keep.max(1) - 1;
+        let mut stays = None;
         for generation in older.into_iter().filter(|generation| *generation != newest) {
-            let is_kept = left > 0 && read(&self.store, generation).is_ok_and(|job| is_whole(&self.path, &job).is_ok());
-            if is_kept {
-                left -= 1;
-            } else {
-                self.store.folder.remove(&name_of(generation))?;
-            }
+            let why = match read(&self.store, generation).and_then(|job| is_whole(&self.path, &job)) {
+                Ok(()) if left > 0 => {
+                    left -= 1;
+                    None
+                }
+                // Which alone knows what is in it.
+                Err(error @ Error::Newer { .. }) => (left == 0).then_some(error),
+                _ => match is_own(&self.store, generation) {
+                    Ok(true) => self.store.folder.remove(&name_of(generation)).err(),
+                    other => other.err(),
+                },
+            };
+            stays = stays.or(why);
         }
-        self.remove_others()
+        let others = self.remove_others();
+        stays.map_or(others, Err)
     }
 
     /// Removes generations of ranks that belong to no image of the job.
+    ///
+    /// # Errors
+    /// One of them cannot be removed, or a rank's folder not be written to; all others are gone.
     fn remove_others(&self) -> Result<()> {
         let mut known = BTreeSet::new();
         for generation in numbers(&self.store)? {
+            if is_own(&self.store, generation) == Ok(false) {
+                continue;
+            }
             // What it names is not known, so nothing is certain to be no job's.
             let Ok(job) = read(&self.store, generation) else { return Ok(()) };
             known.extend(job.ranks.iter().map(|image| (image.rank, image.generation)));
         }
-        for rank in self.store.folder.names()?.iter().filter_map(|name| rank_of(name)) {
-            let store = Store::open(&rank_folder(&self.path, rank), false, &self.disk)?;
-            let _lock = lock_of_rank(&store)?;
-            store.clean()?;
-            for generation in store.generations()? {
-                if !known.contains(&(rank, generation)) {
-                    store.remove(generation)?;
-                }
+        let names = self.store.folder.names()?;
+        let ranks = names.iter().filter_map(|name| rank_of(name));
+        let stays = ranks.fold(None, |stays: Option<Error>, rank| stays.or(self.remove_others_of(rank, &known).err()));
+        stays.map_or(Ok(()), Err)
+    }
+
+    fn remove_others_of(&self, rank: u32, known: &BTreeSet<(u32, u64)>) -> Result<()> {
+        let store = Store::open(&rank_folder(&self.path, rank), false, &self.disk)?;
+        let _lock = lock_of_rank(&store)?;
+        let mut stays = store.clean().err();
+        for generation in store.generations()? {
+            if !known.contains(&(rank, generation)) {
+                stays = stays.or(store.remove_own(generation).err());
             }
         }
-        Ok(())
+        stays.map_or(Ok(()), Err)
     }
 }

@@ -136,8 +136,8 @@ pub fn verify(folder: &Path, generation: Option<u64>, threads: usize) -> Result<
 pub fn keep(folder: &Path, keep: usize) -> Result<()> {
     let store = Store::open(folder, false, &Disk::default())?;
     let _lock = store.lock()?;
-    store.clean()?;
-    store.keep(keep)
+    let cleaned = store.clean();
+    store.keep(keep).and(cleaned)
 }
 
 /// Removes a generation.

@@ -60,6 +60,16 @@ pub fn read_whole(file: &File) -> Result<Vec<u8>> {
     Ok(text)
 }
 
+/// Whether this is what is in a file first.
+pub fn begins_with(file: &File, head: &str) -> Result<bool> {
+    let mut found = vec![0; head.len()];
+    if file.bytes()? < head.len() as u64 {
+        return Ok(false);
+    }
+    file.read(&mut found, 0)?;
+    Ok(found == head.as_bytes())
+}
+
 /// What a generation's folder is called.
 pub fn name_of(generation: u64) -> String {
     format!("gen-{generation:06}")
@@ -161,7 +171,7 @@ fn of_another(path: &Path, owner: u32, own: u32) -> Error {
 /// the same rule as for those themselves, since whoever replaces it replaces them.
 ///
 /// # Errors
-/// It cannot be made, is a link, another user's, or others may change it.
+/// It cannot be made, is a link, another user's, others may change it, or it is a generation.
 pub fn own_folder(path: &Path) -> Result<()> {
     Store::open(path, true, &Disk::default()).map(drop)
 }
@@ -269,11 +279,45 @@ impl Store {
     }
 
     /// Removes what a writer left that did not get to its end, or a removal. Only for who has the lock.
+    ///
+    /// # Errors
+    /// Some of it cannot be removed; the rest is gone. That keeps nobody from writing: what is there takes none of the names of [`Store::next`].
     pub fn clean(&self) -> Result<()> {
-        for name in self.folder.names()?.into_iter().filter(|name| is_stale(name)) {
-            self.folder.remove_folder(&name)?;
+        let names = self.folder.names()?;
+        let stale = names.iter().filter(|name| is_stale(name));
+        let stays = stale.fold(None, |stays: Option<Error>, name| stays.or(self.folder.remove_folder(name).err()));
+        stays.map_or(Ok(()), Err)
+    }
+
+    /// The number of the generation that is written next: higher than all there are, and its names are nobody's.
+    pub fn next(&self) -> Result<u64> {
+        let names = self.folder.names()?;
+        let newest = self.generations()?.into_iter().find(|generation| self.is_own(*generation).unwrap_or(true));
+        let is_free = |number: &u64| {
+            let own = [name_of(*number), unfinished_name_of(*number), leaving_name_of(*number)];
+            !names.iter().any(|name| own.contains(name))
+        };
+        let first = newest.map_or(1, |newest| newest.saturating_add(1));
+        (first..MOST).find(is_free).ok_or_else(|| Error::refused(self.folder.path(), "it has no number for one more"))
+    }
+
+    /// Whether what is called as a generation is one, and not a file, a link or a folder of somebody else's.
+    ///
+    /// # Errors
+    /// It cannot be looked at, or what it says of itself is damaged from its first letter on.
+    fn is_own(&self, generation: u64) -> Result<bool> {
+        let folder = match self.folder.folder(&name_of(generation)) {
+            Err(Error::Refused { .. } | Error::Io { errno: Errno::NOENT, .. }) => return Ok(false),
+            answer => answer?,
+        };
+        let file = match folder.open(MANIFEST, false) {
+            Err(Error::Refused { .. } | Error::Io { errno: Errno::NOENT, .. }) => return Ok(false),
+            answer => answer?,
+        };
+        if begins_with(&file, HEAD)? {
+            return Ok(true);
         }
-        Ok(())
+        Err(Error::refused(file.path(), "gpupool wrote no such manifest, so the folder around it stays as it is"))
     }
 
     /// The numbers of all generations, newest first, whether they are whole or not.
@@ -308,11 +352,7 @@ impl Store {
         };
         let file = folder.open(MANIFEST, false)?;
         // What is none is not read whole to find that out.
-        let mut head = vec![0; HEAD.len()];
-        if file.bytes()? >= HEAD.len() as u64 {
-            file.read(&mut head, 0)?;
-        }
-        let text = if head == HEAD.as_bytes() { read_whole(&file)? } else { head };
+        let text = if begins_with(&file, HEAD)? { read_whole(&file)? } else { vec![0; HEAD.len()] };
         Ok((folder, text))
     }
 
@@ -339,14 +379,27 @@ impl Store {
     }
 
     /// Removes a generation. Only for who has the lock.
+    ///
+    /// # Errors
+    /// Something in it cannot be removed. What is seen before leaves all of it as it is.
     pub fn remove(&self, generation: u64) -> Result<()> {
-        let leaving = leaving_name_of(generation);
-        // First of all it is none any more: half of one is never seen.
-        match self.folder.rename(&name_of(generation), &leaving) {
+        let folder = match self.folder.folder(&name_of(generation)) {
             Err(Error::Io { path, errno: Errno::NOENT, .. }) => return Err(Error::Absent { path }),
             answer => answer?,
+        };
+        if let Some(name) = folder.folder_in()? {
+            let path = folder.path().join(name);
+            return Err(Error::refused(&path, "no image has a folder in it, so the image around it stays as it is"));
         }
+        let leaving = leaving_name_of(generation);
+        // First of all it is none any more: half of one is never seen.
+        self.folder.rename(&name_of(generation), &leaving)?;
         self.folder.remove_folder(&leaving)
+    }
+
+    /// The same, if it is one.
+    pub fn remove_own(&self, generation: u64) -> Result<()> {
+        if self.is_own(generation)? { self.remove(generation) } else { Ok(()) }
     }
 
     /// As [`Store::remove`], but that what its files take is given back by [`Store::remove_rest`], and when the answer is dropped.
@@ -370,16 +423,19 @@ impl Store {
     /// One cannot be removed, or is of a newer gpupool, which alone knows what is in it: the others are removed all the same then.
     pub fn keep(&self, keep: usize) -> Result<()> {
         let mut whole = 0;
-        let mut newer = None;
+        let mut stays = None;
         for generation in self.generations()? {
-            match self.manifest(generation) {
-                Err(error @ Error::Newer { .. }) => newer = newer.or((whole >= keep).then_some(error)),
-                _ if whole >= keep => self.remove(generation)?,
-                Ok(_) => whole += 1,
-                Err(_) => {}
-            }
+            let why = match self.manifest(generation) {
+                Err(error @ Error::Newer { .. }) => (whole >= keep).then_some(error),
+                _ if whole >= keep => self.remove_own(generation).err(),
+                told => {
+                    whole += usize::from(told.is_ok());
+                    None
+                }
+            };
+            stays = stays.or(why);
         }
-        newer.map_or(Ok(()), Err)
+        stays.map_or(Ok(()), Err)
     }
 
     /// Whether `needed` bytes fit.

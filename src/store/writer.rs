@@ -458,6 +458,8 @@ pub struct Writer {
     reused: Mutex<Vec<(Key, Part)>>,
     meta: Meta,
     generation: u64,
+    /// Why something is there still that others had left.
+    not_removed: Option<Error>,
     /// Both are there until the end.
     store: Option<Store>,
     lock: Option<Lock>,
@@ -487,7 +489,7 @@ pub struct Written {
     pub damaged: u64,
     /// What only this generation has of all that were ever written; see [`Writer::before`].
     pub seal: u64,
-    /// Why older generations that were to be removed are still there.
+    /// Why older generations, or what was left of such, are still there that were to be removed.
     pub not_removed: Option<Error>,
     store: Store,
     _lock: Lock,
@@ -544,9 +546,9 @@ impl Writer {
     pub(crate) fn create_on(folder: &Path, meta: Meta, options: Options, disk: &Disk) -> Result<Self> {
         let store = Store::open(folder, true, disk)?;
         let lock = store.lock()?;
-        store.clean()?;
+        let not_removed = store.clean().err();
         let threads = options.threads();
-        let generation = store.generations()?.first().map_or(1, |newest| newest.saturating_add(1));
+        let generation = store.next()?;
         let unfinished = store.folder.make(&unfinished_name_of(generation))?;
         let give_up = |error| {
             // What cannot be removed now, the next writer removes.
@@ -583,6 +585,7 @@ impl Writer {
             reused: Mutex::default(),
             meta,
             generation,
+            not_removed,
             store: Some(store),
             lock: Some(lock),
             process: std::process::id(),
@@ -758,7 +761,8 @@ impl Writer {
                 return Err(error);
             }
         };
-        let not_removed = self.shared.options.keep.and_then(|keep| store.keep(keep.max(1)).err());
+        let older = self.shared.options.keep.and_then(|keep| store.keep(keep.max(1)).err());
+        let not_removed = self.not_removed.take().or(older);
         let fresh = manifest.fresh();
         let Manifest { generation, bytes, stored, unchanged, .. } = manifest;
         Ok(Written { generation, bytes, stored, fresh, unchanged, damaged, seal, not_removed, store, _lock: lock })

@@ -27,6 +27,7 @@ const _: () = assert!(HEAD + MOST_RANKS * size_of::<U32>() < ROOM);
 const _: () = assert!(HEAD + size_of::<AnswerBytes>() + MOST_TEXT < ROOM);
 const _: () = assert!(HEAD + size_of::<LeftBytes>() + MOST_STAYED * size_of::<U64>() + MOST_TEXT < ROOM);
 const _: () = assert!(HEAD + size_of::<CheckpointBytes>() + MOST_PATH < ROOM);
+const _: () = assert!(HEAD + size_of::<StoredBytes>() + MOST_TEXT < ROOM);
 
 const SUSPEND: u32 = 0x300;
 const RESUME: u32 = 0x301;
@@ -227,7 +228,7 @@ fn cut_at(text: &str, most: usize) -> &str {
 }
 
 /// An image that a program has written of itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     /// Its number in its folder.
     pub generation: u64,
@@ -255,8 +256,11 @@ pub struct Stored {
     pub stopped_microseconds: u64,
     /// What all of it took.
     pub microseconds: u64,
+    /// Why older images are there still that were to be removed, in words; empty where none is.
+    pub not_removed: String,
 }
 
+/// A text is behind it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct StoredBytes([U64; 13]);
@@ -475,7 +479,8 @@ impl Reply {
                     stopped,
                     microseconds,
                 ];
-                message::encode(STORED, StoredBytes(numbers.map(U64::from)).as_bytes())
+                let numbers = StoredBytes(numbers.map(U64::from));
+                message::encode(STORED, &[numbers.as_bytes(), cut(&image.not_removed)].concat())
             }
             Self::Refused { why } => answer(1, [0; 6], cut(why)),
             Self::Quiet => message::encode(QUIET, &[]),
@@ -526,7 +531,7 @@ impl Reply {
                 Ok(Self::Progress { done: done.get(), total: total.get() })
             }
             (STORED, body) => {
-                let StoredBytes(numbers) = StoredBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
+                let (StoredBytes(numbers), text) = StoredBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
                 let [
                     generation,
                     bytes,
@@ -556,6 +561,7 @@ impl Reply {
                     in_stop,
                     stopped_microseconds,
                     microseconds,
+                    not_removed: words(text)?,
                 }))
             }
             (ANSWER, body) => {
@@ -644,7 +650,7 @@ mod tests {
                 prop_assert_eq!(Request::decode(&bytes), Ok(request));
             }
             let done = Reply::Done { moved, stayed, to_disk: stayed, stored: patience, microseconds: patience, waited: moved };
-            let stored = Reply::Stored(Stored { generation: moved, bytes: stayed, left_out: patience, ..Stored::default() });
+            let stored = Reply::Stored(Stored { generation: moved, bytes: stayed, left_out: patience, not_removed: why.clone(), ..Stored::default() });
             let changed = Reply::Changed(texts.chunks_exact(4).map(Change::of).collect());
             let rows = texts.into_iter().map(|what| Stayed { bytes: stayed, what }).collect();
             let left = Reply::Left { moved, microseconds: patience, stayed: rows };

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of all messages and handles together. It goes up with any change of theirs: the processes of one machine
 /// mostly run the same library, so a version for each kind would have many combinations and no use.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 const MAGIC: [u8; 8] = *b"gpupool\x1d";
 

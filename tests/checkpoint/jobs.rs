@@ -225,3 +225,78 @@ fn of_ranks_of_which_one_is_suspended_there_is_no_image_and_it_is_said_why() {
     assert_eq!(job(first, session.path(), &folder, &pids)["generation"], 1);
     ranks.into_iter().for_each(ends_well);
 }
+
+/// A launcher's word of `of` ranks on this host, all of the job.
+fn rank_of(number: u32, of: u32) -> Run {
+    rank(number).env("LOCAL_WORLD_SIZE", of.to_string()).env("WORLD_SIZE", of.to_string())
+}
+
+#[test]
+fn an_image_of_a_part_of_a_job_is_refused_and_the_whole_one_stays() {
+    let (_around, folder) = store();
+    let session = session();
+    let mut ranks: Vec<Running> = (0..3).map(|number| rank_of(number, 3).start(Some(session.path()))).collect();
+    ranks.iter_mut().for_each(|rank| drop(rank.ask("name weights 3072 0 5000")));
+    let [first, second, third] = [0, 1, 2].map(|number: usize| ranks[number].pid());
+    assert_eq!(job(&ranks[0], session.path(), &folder, &format!("--job {first}"))["generation"], 1);
+    let refused = |pids: &str| {
+        let ended = gpupool(&ranks[0], session.path(), &format!("checkpoint --keep 1 {pids} {}", folder.display()));
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!((ended.status.code(), said.lines().count()), (Some(2), 1), "{pids}: {said}");
+        assert_eq!(job_images(&folder), [1], "{pids}: {said}");
+        said
+    };
+    let said = refused(&format!("{first} {second}"));
+    assert!(said.contains(&format!("process {third} runs as well")), "{said}");
+    assert!(said.contains(&format!("gpupool checkpoint --job {first} DIR")), "{said}");
+    // A rank that is suspended is missed as much as one that runs.
+    assert!(gpupool(&ranks[0], session.path(), &format!("suspend --alone {third}")).status.success());
+    let said = refused(&format!("{second} {first}"));
+    assert!(said.contains(&format!("process {third} runs as well")), "{said}");
+    // And one that has ended, of which the launcher has told.
+    let ended = ranks.pop().unwrap();
+    ended.kill();
+    ended.end();
+    let said = gpupool(&ranks[0], session.path(), &format!("checkpoint {first} {second} {}", folder.display()));
+    let said = String::from_utf8(said.stderr).unwrap();
+    assert!(said.contains("has 3 ranks, and rank 2 is not among"), "{said}");
+    assert_eq!(job_images(&folder), [1]);
+    ranks.into_iter().for_each(ends_well);
+}
+
+/// As an older gpupool may have written it, or a launcher that said of fewer.
+#[test]
+fn no_rank_takes_what_it_has_of_an_image_of_fewer_ranks_than_its_launcher_says() {
+    let (_around, folder) = store();
+    let session = session();
+    let write = |of: u32, seed: u32| {
+        let ranks: Vec<Running> = (0..of).map(|number| rank_of(number, of).start(Some(session.path()))).collect();
+        let ranks: Vec<Running> = ranks
+            .into_iter()
+            .map(|mut rank| {
+                rank.ask(&format!("name weights 3072 0 {seed}"));
+                rank
+            })
+            .collect();
+        let told = job(&ranks[0], session.path(), &folder, &format!("--job {}", ranks[0].pid()));
+        assert_eq!(told["ranks"].as_array().map(Vec::len), Some(of as usize), "{told}");
+        ranks.into_iter().for_each(ends_well);
+    };
+    let back = |number: u32, of: u32| {
+        let mut program = rank_of(number, of).env("GPUPOOL_RESTORE", &folder).start(None);
+        let answer = program.ask("name weights 3072 0 1");
+        (answer, std::fs::read_to_string(program.log()).unwrap())
+    };
+    write(2, 6000);
+    let (answer, log) = back(0, 3);
+    assert_eq!(answer, "-8 1 0", "{log}");
+    assert!(log.contains("it is of 2 ranks, and the launcher says that there are 3"), "{log}");
+    write(3, 5000);
+    write(2, 6000);
+    for number in [0, 2] {
+        let (answer, log) = back(number, 3);
+        assert_eq!(answer, "0 5000 0", "{log}");
+        assert!(log.contains("an image of the job is passed over: "), "{log}");
+    }
+    assert_eq!(back(1, 2).0, "0 6000 0");
+}

@@ -580,10 +580,48 @@ fn what_a_newer_gpupool_wrote_stays_and_is_told_of() {
     }
     assert_eq!(generations(&folder), [3, 1], "one of ours, and what is not ours to remove");
     assert_eq!(std::fs::read_to_string(folder.join("gen-000001/manifest")).unwrap(), written);
+    let ended = program.gpupool(&format!("checkpoint {} {} --keep 1", program.pid(), folder.display()));
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(said.contains("could not be removed") && said.contains("its format is version 99"), "{said}");
     let log = std::fs::read_to_string(program.log()).unwrap();
     let said = "older generations could not be removed: ";
     let line = log.lines().find(|line| line.contains(said)).unwrap_or_else(|| panic!("{log}"));
     assert!(line.contains("its format is version 99") && line.contains("use the gpupool that wrote it"), "{line}");
+    ends_well(program);
+}
+
+/// What somebody has put into an image's folder, and what is left of a removal.
+#[test]
+fn what_cannot_be_removed_is_told_and_keeps_no_new_image_from_being_written() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    image(&program, &folder, "");
+    std::fs::create_dir(folder.join("gen-000001/mine")).unwrap();
+    for generation in 2..=3 {
+        let told = image(&program, &folder, "--keep 1");
+        assert_eq!(told["generation"], generation, "{told}");
+        let why = told["not_removed"].as_str().unwrap_or_default();
+        assert!(why.contains("gen-000001/mine"), "{told}");
+        assert_eq!(generations(&folder), [generation, 1], "all that can be removed is");
+    }
+    verifies(&folder);
+    std::fs::remove_dir(folder.join("gen-000001/mine")).unwrap();
+    std::fs::create_dir_all(folder.join(".gen-000007.gone/mine")).unwrap();
+    for generation in 4..=5 {
+        let asked = format!("checkpoint {} {} --keep 1", program.pid(), folder.display());
+        let ended = program.gpupool(&asked);
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.success() && said.contains("older images could not be removed: "), "{said}");
+        assert!(said.contains(".gen-000007.gone/mine") && said.lines().count() == 1, "{said}");
+        assert_eq!(generations(&folder), [generation]);
+    }
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    let said = log.lines().filter(|line| line.contains("older generations could not be removed: "));
+    assert_eq!(said.count(), 4, "{log}");
+    std::fs::remove_dir(folder.join(".gen-000007.gone/mine")).unwrap();
+    assert_eq!(image(&program, &folder, "").get("not_removed"), None);
+    assert!(!folder.join(".gen-000007.gone").exists());
     ends_well(program);
 }
 

@@ -879,15 +879,41 @@ fn a_folder_that_cannot_be_used_for_an_idle_program_is_told_of() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let setting = format!("1s:{}", file.display());
-    let mut program = suspended("1x1GiB").env("GPUPOOL_IDLE_SUSPEND", &setting).log().start(None);
-    program.ask("keep 8");
-    let log = eventually("a warning", || {
-        let log = std::fs::read_to_string(program.log()).ok()?;
-        log.contains("GPUPOOL_IDLE_SUSPEND: the program is not suspended").then_some(log)
-    });
-    assert!(log.contains(file.to_str().unwrap()), "{log}");
-    is_right(&mut program);
+    // An image's own folder, which goes with the image.
+    let image = folder.path().join("gen-000003");
+    std::fs::create_dir(&image).unwrap();
+    std::fs::write(image.join("manifest"), "gpupool-store 2\n").unwrap();
+    for to in [file, image] {
+        let setting = format!("1s:{}", to.display());
+        let mut program = suspended("1x1GiB").env("GPUPOOL_IDLE_SUSPEND", &setting).log().start(None);
+        program.ask("keep 8");
+        let log = eventually("a warning", || {
+            let log = std::fs::read_to_string(program.log()).ok()?;
+            log.contains("GPUPOOL_IDLE_SUSPEND: the program is not suspended").then_some(log)
+        });
+        assert!(log.contains(to.to_str().unwrap()), "{log}");
+        is_right(&mut program);
+        ends_well(program);
+    }
+}
+
+#[test]
+fn an_images_own_folder_is_refused_before_anything_is_stopped() {
+    let around = tempfile::tempdir().unwrap();
+    let images = around.path().join("images");
+    let mut program = suspended("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    let image = gpupool(&program, &format!("checkpoint {} {}", program.pid(), images.display()));
+    assert!(image.status.success(), "{image:?}");
+    let ended = gpupool(&program, &format!("{}/gen-000001 {}", to_folder(&images), program.pid()));
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    let expected = format!("name the folder around it, {}", images.display());
+    assert!(ended.status.code() == Some(2) && said.contains("it is one image") && said.contains(&expected), "{said}");
+    goes_on(&mut program);
+    // Beside images each has a folder of its own.
+    suspend_to(&program, &images);
+    told(&program, "resume");
+    goes_on(&mut program);
     ends_well(program);
 }
 

@@ -183,6 +183,35 @@ fn that_one_of_several_has_ended_keeps_no_other_one_suspended() {
     programs.into_iter().for_each(ends_well);
 }
 
+#[test]
+fn that_one_rank_has_ended_keeps_no_other_one_of_the_job_suspended() {
+    let session = tempfile::tempdir().unwrap();
+    let mut programs = ranks(&session, 3, 3);
+    let first = programs[0].pid();
+    for name in [format!("--job {first}"), "--job".to_owned()] {
+        if programs.len() == 3 {
+            done(&session, &format!("suspend --json --to host --job {first}"));
+            let ended = programs.pop().unwrap();
+            ended.signal(libc::SIGKILL);
+            ended.end();
+        } else {
+            done(&session, &format!("suspend --json --to host {first} {}", programs[1].pid()));
+        }
+        let ended = gpupool(session.path(), &format!("resume --json {name}"));
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!((ended.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+        assert!(said.contains("has 3 ranks") && said.contains("rank 2 is not"), "{said}");
+        let told: Value = serde_json::from_slice(&ended.stdout).unwrap();
+        assert_eq!(told.as_array().map(Vec::len), Some(2), "{told}");
+        assert_eq!(are_suspended(&session, &programs), [false; 2]);
+        programs.iter_mut().for_each(goes_on);
+    }
+    // That of what is no more whole stays refused.
+    let said = refused(&session, &format!("suspend --job {first}"));
+    assert!(said.contains("has 3 ranks, and those found beside it are 0, 1"), "{said}");
+    programs.into_iter().for_each(ends_well);
+}
+
 /// A program that no launcher has numbered, on this GPU of two.
 fn unnumbered(session: &TempDir, run: Run) -> Run {
     let run = run.sim("2x320MiB").env("SIMCUDA_MACHINE", session.path().join("machine"));

@@ -86,24 +86,100 @@ fn unknown(pid: u32) -> String {
 }
 
 /// The processes that a command is to ask: those with these numbers or, with `--job`, all ranks of the job that the one which is named belongs to, or of the only one there is.
-/// Who might be taken for one of the job and is not is named on stderr.
+/// Who might be taken for one of the job and is not is named on stderr. `or_else`: what else can be done where the job is not whole.
 ///
 /// # Errors
-/// As of [`find`], [`job_of`] and [`job_here`]; or nothing is named.
-pub fn named(pids: &[u32], is_job: bool) -> Result<Vec<Listed>, Failure> {
-    let job = match pids {
-        [] if is_job => job_here()?,
-        [] => return Err(Failure::usage("name a process, as gpupool ps lists them".to_owned())),
-        [pid] if is_job => job_of(*pid)?,
-        _ if is_job => return Err(Failure::usage("--job takes one process of the job".to_owned())),
-        _ => return find(pids),
-    };
-    left_out(&job).iter().for_each(|line| complain(line));
-    Ok(job)
+/// As of [`find`] and [`job`]; or nothing is named, or the job is not whole.
+pub fn named(pids: &[u32], is_job: bool, or_else: &str) -> Result<Vec<Listed>, Failure> {
+    if !is_job {
+        return match pids {
+            [] => Err(Failure::usage("name a process, as gpupool ps lists them".to_owned())),
+            _ => find(pids),
+        };
+    }
+    let job = job(pids)?;
+    if let Some(why) = job.not_whole() {
+        return Err(Failure::usage(format!(
+            "{why}: each has to run under gpupool and to have allocated GPU memory{or_else}"
+        )));
+    }
+    let rows = find(&job.pids())?;
+    left_out(&rows).iter().for_each(|line| complain(line));
+    Ok(rows)
+}
+
+/// The ranks of a job that are found.
+pub struct Job {
+    /// By their numbers.
+    pub rows: Vec<Listed>,
+    /// The process by which it is known.
+    pid: u32,
+}
+
+impl Job {
+    /// The numbers of its processes.
+    pub fn pids(&self) -> Vec<u32> {
+        self.rows.iter().map(|row| row.told.process.identity.pid).collect()
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        self.rows.iter().filter_map(|row| row.told.process.rank).collect()
+    }
+
+    /// How many ranks it has here, of which each has a number from its launcher.
+    fn world(&self) -> Option<u32> {
+        self.rows.iter().find_map(|row| row.told.process.rank.and(row.told.process.world))
+    }
+
+    fn has(&self) -> String {
+        let world = self.world().map_or("an unknown number of".to_owned(), |world| world.to_string());
+        let numbers: Vec<String> = self.numbers().iter().map(u32::to_string).collect();
+        format!(
+            "the job of process {} has {world} ranks, and those found beside it are {}",
+            self.pid,
+            numbers.join(", ")
+        )
+    }
+
+    /// Why these are not all ranks that its launcher has started here, each once.
+    fn not_whole(&self) -> Option<String> {
+        let numbers = self.numbers();
+        let is_whole = numbers.is_empty() || self.world().is_none_or(|world| numbers.iter().copied().eq(0..world));
+        (!is_whole || numbers.windows(2).any(|pair| pair[0] == pair[1])).then(|| self.has())
+    }
+
+    /// Which of them are not there.
+    pub fn missing(&self) -> Option<String> {
+        let numbers = self.numbers();
+        let missing: Vec<u32> =
+            (0..self.world()?).filter(|number| !numbers.contains(number)).take(MOST_NAMED).collect();
+        (!missing.is_empty()).then(|| format!("{}; {} there", self.has(), are_not(&missing)))
+    }
+}
+
+/// Of many ranks that are missing so many are named.
+pub const MOST_NAMED: usize = 8;
+
+fn are_not(ranks: &[u32]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    let (rank, is) = if ranks.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
+    format!("{rank} {} {is} not", numbers.join(", "))
+}
+
+/// The ranks that are found of the job that the process which is named belongs to, or of the only one there is.
+///
+/// # Errors
+/// Several are named, or one that is of no job; or it is not known which job is meant.
+pub fn job(pids: &[u32]) -> Result<Job, Failure> {
+    match pids {
+        [] => job_here(),
+        [pid] => job_of(*pid),
+        _ => Err(Failure::usage("--job takes one process of the job".to_owned())),
+    }
 }
 
 /// Who was started as these ranks of a job were, runs the same, and is none of them; and why not.
-fn left_out(job: &[Listed]) -> Vec<String> {
+pub fn left_out(job: &[Listed]) -> Vec<String> {
     let Some(one) = job.first().map(|row| &row.told) else { return Vec::new() };
     let pid = one.process.identity.pid;
     // The launcher has said that it started one alone.
@@ -139,28 +215,21 @@ fn left_out(job: &[Listed]) -> Vec<String> {
 /// The ranks of the job that a process belongs to, by their numbers: what the same launcher started for the same user.
 ///
 /// # Errors
-/// No launcher gave it a number, or there are fewer of them here than the launcher started.
-fn job_of(pid: u32) -> Result<Vec<Listed>, Failure> {
-    let one = find(&[pid])?.remove(0);
-    let process = &one.told.process;
-    let Some(ranks) = ranks_beside(&one, Pages::new().look().rows) else {
-        return Err(Failure::usage(format!(
-            "process {pid} has no number in a job (LOCAL_RANK and the like), and nothing that was started as it was runs the same on other GPUs; name all processes that belong together"
-        )));
+/// No launcher gave it a number.
+fn job_of(pid: u32) -> Result<Job, Failure> {
+    let rows = Pages::new().look().rows;
+    let is_it = |row: &&Listed| row.told.process.identity.pid == pid && row.state != Life::Elsewhere;
+    // One that is stopped has a job as well.
+    let one = match rows.iter().find(is_it) {
+        Some(one) => one.clone(),
+        None => find(&[pid])?.remove(0),
     };
-    let numbers: Vec<u32> = ranks.iter().filter_map(|row| row.told.process.rank).collect();
-    let is_whole = process.rank.is_none() || process.world.is_none_or(|world| numbers.iter().copied().eq(0..world));
-    if !is_whole || numbers.windows(2).any(|pair| pair[0] == pair[1]) {
-        let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
-        return Err(Failure::usage(format!(
-            "the job of process {pid} has {} ranks, and those found beside it are {}: each has to run under gpupool and to have allocated GPU \
-             memory; or name the processes that belong together",
-            process.world.map_or("an unknown number of".to_owned(), |world| world.to_string()),
-            numbers.join(", ")
-        )));
+    match ranks_beside(&one, rows) {
+        Some(rows) => Ok(Job { rows, pid }),
+        None => Err(Failure::usage(format!(
+            "process {pid} has no number in a job (LOCAL_RANK and the like), and nothing that was started as it was runs the same on other GPUs; name all processes that belong together"
+        ))),
     }
-    let pids: Vec<u32> = ranks.iter().map(|row| row.told.process.identity.pid).collect();
-    find(&pids)
 }
 
 /// Which of these are ranks of the same job as this one, which is one of them: by their numbers, what the same launcher started for the same user; where no launcher gave it a
@@ -194,18 +263,20 @@ fn ranks_beside(one: &Listed, rows: Vec<Listed>) -> Option<Vec<Listed>> {
     Some(ranks)
 }
 
-/// The first of these processes that would be suspended without others of its job, and those: ranks that run, and are not among `rows`. Those that are suspended already are
-/// none of them. A launcher that says that it started one alone is believed.
+/// The first of these processes that would be suspended without others of its job, and those. Those that are suspended already are none of them.
 pub fn apart(rows: &[Listed]) -> Option<(&Listed, Vec<u32>)> {
+    missed(rows, |row| row.told.levels.suspended == 0)
+}
+
+/// The first of these processes of whose job others are not among them, and those: ranks that run and `count`. A launcher that says that it started one alone is believed.
+fn missed(rows: &[Listed], count: impl Fn(&Listed) -> bool) -> Option<(&Listed, Vec<u32>)> {
     let identity = |row: &Listed| row.told.process.identity;
     let is_of_several = |row: &&Listed| {
         let process = &row.told.process;
         process.rank.is_none() || [process.world, process.job_world].into_iter().flatten().any(|ranks| ranks > 1)
     };
     let is_missed = |row: &Listed| {
-        !identity(row).life().is_over()
-            && row.told.levels.suspended == 0
-            && rows.iter().all(|named| identity(named) != identity(row))
+        !identity(row).life().is_over() && count(row) && rows.iter().all(|named| identity(named) != identity(row))
     };
     let all = Pages::new().look().rows;
     rows.iter().filter(is_of_several).find_map(|row| {
@@ -215,23 +286,51 @@ pub fn apart(rows: &[Listed]) -> Option<(&Listed, Vec<u32>)> {
     })
 }
 
-/// The command that suspends all of these together with the ranks that [`apart`] found beside one of them: by the job's name where that is enough, which it is not where two of
+/// Why an image of these, which are several, would have a part of their job alone: others of it run, or have been started by a launcher that counts all ranks on this host. (That of
+/// Slurm says of hosts with different counts the largest: then the job has more ranks than this host.)
+pub fn lacking(rows: &[Listed]) -> Option<String> {
+    const WHOLE: &str = "an image of a job has all of its ranks or is none";
+    if let Some((one, ranks)) = missed(rows, |_| true) {
+        let pid = one.told.process.identity.pid;
+        let pids: Vec<String> = ranks.iter().map(u32::to_string).collect();
+        let (processes, run) = if ranks.len() == 1 { ("process", "runs") } else { ("processes", "run") };
+        return Some(format!(
+            "process {pid} is of a job of which {processes} {} {run} as well, and {WHOLE}: gpupool checkpoint {} DIR has all of them",
+            pids.join(", "),
+            together(one, rows, &ranks)
+        ));
+    }
+    let process = &rows.first()?.told.process;
+    let world = process.world.filter(|world| process.job_world.is_none_or(|all| all == *world))?;
+    let numbers: BTreeSet<u32> = rows.iter().filter_map(|row| row.told.process.rank).collect();
+    let is_one_job = numbers.len() == rows.len() && rows.iter().all(|row| row.told.process.world == Some(world));
+    let missing: Vec<u32> = (0..world).filter(|number| !numbers.contains(number)).take(MOST_NAMED).collect();
+    (is_one_job && !missing.is_empty()).then(|| {
+        format!(
+            "the job of process {} has {world} ranks, and {} among these processes, and {WHOLE}: each has to run under gpupool and to have allocated GPU memory",
+            process.identity.pid,
+            are_not(&missing)
+        )
+    })
+}
+
+/// What names all of these and the ranks that were found to be missed beside one of them: the job where that is enough, which it is not where two of
 /// them have one number, as from a launcher that was told wrongly.
-pub fn how_together(one: &Listed, rows: &[Listed], ranks: &[u32]) -> String {
+pub fn together(one: &Listed, rows: &[Listed], ranks: &[u32]) -> String {
     let pid = one.told.process.identity.pid;
-    if job_of(pid).is_ok() {
-        return format!("gpupool suspend --job {pid}");
+    if job_of(pid).is_ok_and(|job| job.not_whole().is_none()) {
+        return format!("--job {pid}");
     }
     let named = rows.iter().map(|row| row.told.process.identity.pid);
     let pids: Vec<String> = named.chain(ranks.iter().copied()).map(|pid| pid.to_string()).collect();
-    format!("gpupool suspend {}", pids.join(" "))
+    pids.join(" ")
 }
 
 /// The ranks of the one job of which any are here, by their numbers.
 ///
 /// # Errors
 /// There are none, or of several jobs.
-fn job_here() -> Result<Vec<Listed>, Failure> {
+fn job_here() -> Result<Job, Failure> {
     let rows = Pages::new().look().rows;
     let own = geteuid().as_raw();
     let pid = |row: &Listed| row.told.process.identity.pid;

@@ -183,6 +183,7 @@ fn stored(done: &checkpoint::Done) -> Stored {
         in_stop: done.in_stop,
         stopped_microseconds: done.stopped.as_micros() as u64,
         microseconds: done.took.as_micros() as u64,
+        not_removed: done.not_removed.clone(),
     }
 }
 

@@ -49,7 +49,7 @@ pub struct Asked {
 }
 
 /// What was written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     pub generation: u64,
     /// Of memory.
@@ -81,6 +81,8 @@ pub struct Done {
     /// For how long the program was stopped.
     pub stopped: Duration,
     pub took: Duration,
+    /// Why older images, or what was left of such, are there still that were to be removed; empty where none is.
+    pub not_removed: String,
 }
 
 impl Done {
@@ -174,13 +176,13 @@ pub fn take_held(prepared: Prepared, held: &Held, progress: &mut dyn FnMut(u64, 
 }
 
 /// What is written down, in the log, of an image or of why there is none.
-fn told_of(asked: &Asked, begun: Instant, taken: Result<(Written, Done), String>) -> Result<Done, String> {
+fn told_of(asked: &Asked, begun: Instant, taken: Result<Done, String>) -> Result<Done, String> {
     level::report();
     match taken {
-        Ok((written, mut done)) => {
+        Ok(mut done) => {
             done = Done { took: begun.elapsed(), ..done };
-            if let Some(error) = &written.not_removed {
-                say(&asked.folder, &format!("older generations could not be removed: {error}"));
+            if !done.not_removed.is_empty() {
+                say(&asked.folder, &format!("older generations could not be removed: {}", done.not_removed));
             }
             if done.damaged > 0 {
                 say(
@@ -340,7 +342,7 @@ fn write(
     is_wanted: &dyn Fn() -> bool,
     agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(Written, Done), String> {
+) -> Result<Done, String> {
     let Prepared { asked, _busy, driver, opened, writer, last } = prepared;
     // Its shuttles keep contexts alive, and a call that is to end one of these waits for this thread, which must not wait for it, as whoever asks whether a context has
     // finished would.
@@ -364,7 +366,7 @@ fn write(
     finish(writer, done, looked)
 }
 
-fn write_held(prepared: Prepared, held: &Held, progress: &mut dyn FnMut(u64, u64)) -> Result<(Written, Done), String> {
+fn write_held(prepared: Prepared, held: &Held, progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     let Prepared { asked, _busy, driver, opened, writer, last } = prepared;
     let _keeping = Keeping::begin();
     // Nobody waits for the end of the stop, so nothing is copied twice.
@@ -384,12 +386,13 @@ struct Way<'a> {
 }
 
 /// All of it is with the store.
-fn finish(writer: Writer, done: Done, looked: Looked) -> Result<(Written, Done), String> {
+fn finish(writer: Writer, done: Done, looked: Looked) -> Result<Done, String> {
     unless_ending()?;
     let written = writer.finish().map_err(|error| error.to_string())?;
     unchanged::remember(looked, &written);
+    let not_removed = written.not_removed.as_ref().map_or_else(String::new, ToString::to_string);
     let Written { generation, bytes, stored, fresh, unchanged, damaged, .. } = written;
-    Ok((written, Done { generation, bytes, stored, fresh, unchanged, damaged, ..done }))
+    Ok(Done { generation, bytes, stored, fresh, unchanged, damaged, not_removed, ..done })
 }
 
 /// For each GPU and owner. Made during the stop, as that would wait for kernels that run.

@@ -240,3 +240,67 @@ fn a_folder_that_vanishes_or_is_replaced_is_an_error_that_names_it() {
     let said = writer.finish().unwrap_err().to_string();
     assert_eq!(said, format!("{}: another folder took its place meanwhile", folder.display()));
 }
+
+#[test]
+fn what_is_called_as_a_generation_and_is_none_stays_as_it_is_and_does_not_count() {
+    let around = tempfile::tempdir().unwrap();
+    let (folder, elsewhere) = (around.path().join("store"), around.path().join("elsewhere"));
+    fs::create_dir(&elsewhere).unwrap();
+    fs::write(elsewhere.join("precious"), "1").unwrap();
+    let next = |keep| {
+        let options = Options { keep, reuse: true, ..Options::default() };
+        let written = store(&folder, options, &[memory(Kind::Random, 50_000, 1)]).unwrap();
+        (written.generation, written.not_removed.clone())
+    };
+    assert_eq!(next(None), (1, None));
+    fs::write(folder.join("gen-000010"), "x").unwrap();
+    symlink(&elsewhere, folder.join("gen-000003")).unwrap();
+    fs::create_dir_all(folder.join("gen-000005/sub")).unwrap();
+    fs::write(folder.join("gen-000005/mine"), "x").unwrap();
+    let numbers: Vec<_> = (0..5).map(|_| next(Some(2))).collect();
+    assert_eq!(numbers, [2, 4, 6, 7, 8].map(|number| (number, None)), "no name is given twice");
+    let mut names: Vec<_> =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["gen-000003", "gen-000005", "gen-000007", "gen-000008", "gen-000010", "lock"]);
+    assert!(folder.join("gen-000005/mine").is_file() && elsewhere.join("precious").is_file());
+    // Whoever reads is told of them still.
+    assert_eq!(list(&folder).unwrap().iter().filter(|listed| listed.told.is_err()).count(), 3);
+}
+
+#[test]
+fn what_cannot_be_removed_is_told_and_the_rest_goes_and_new_generations_come() {
+    let around = tempfile::tempdir().unwrap();
+    let folder = around.path().join("store");
+    let next = |keep| {
+        let options = Options { keep, ..Options::default() };
+        let written = store(&folder, options, &[memory(Kind::Random, 50_000, 1)]).unwrap();
+        (written.generation, written.not_removed.as_ref().map(Error::to_string).unwrap_or_default())
+    };
+    (1..=3).for_each(|number| assert_eq!(next(None), (number, String::new())));
+    // Somebody's, in an image; and what a removal has left that did not get to its end.
+    fs::create_dir(folder.join("gen-000002/mine")).unwrap();
+    let (number, why) = next(Some(1));
+    assert!(number == 4 && why.contains("gen-000002/mine"), "{number}: {why}");
+    let left: Vec<u64> = list(&folder).unwrap().into_iter().map(|listed| listed.generation).collect();
+    assert_eq!(left, [4, 2]);
+    assert_eq!(load(&folder, Which::Number(2)).unwrap(), [memory(Kind::Random, 50_000, 1)], "all of it or nothing");
+    fs::remove_dir(folder.join("gen-000002/mine")).unwrap();
+    fs::create_dir_all(folder.join(".gen-000001.gone/sub")).unwrap();
+    fs::write(folder.join(".gen-000001.gone/data-00"), "x").unwrap();
+    fs::create_dir_all(folder.join(".gen-000005.new/sub")).unwrap();
+    for (number, keep) in [(6, None), (7, Some(1))] {
+        let (written, why) = next(keep);
+        assert!(written == number && why.contains(".gen-0000"), "{written}: {why}");
+    }
+    assert!(!folder.join(".gen-000001.gone/data-00").exists());
+    let why = gpupool_store::keep(&folder, 1).unwrap_err().to_string();
+    assert!(why.contains("cannot remove"), "{why}");
+    for name in [".gen-000001.gone/sub", ".gen-000005.new/sub"] {
+        fs::remove_dir(folder.join(name)).unwrap();
+    }
+    assert_eq!(next(Some(1)), (8, String::new()));
+    let mut names: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["gen-000008", "lock"]);
+}

@@ -91,3 +91,31 @@ fn two_do_not_write_at_once() {
     drop(first);
     JobWriter::create(folder.path()).unwrap();
 }
+
+#[test]
+fn what_cannot_be_removed_of_a_job_is_told_and_keeps_no_new_image_from_being_written() {
+    let around = tempfile::tempdir().unwrap();
+    let folder = &around.path().join("job");
+    assert_eq!(job(folder, 1, None), 1);
+    // Somebody's: of these names, and none of them an image.
+    std::fs::create_dir(folder.join("job-000003")).unwrap();
+    std::fs::write(rank_folder(folder, 0).join("gen-000002"), "x").unwrap();
+    // What stands in the way of a removal.
+    std::fs::create_dir(rank_folder(folder, 1).join("gen-000001/mine")).unwrap();
+    std::fs::create_dir(folder.join(".job-000002.new")).unwrap();
+    for generation in [4, 5] {
+        let writer = JobWriter::create(folder).unwrap();
+        let ranks = [0, 1].map(|rank| image(folder, rank, generation));
+        let (written, not_removed) = writer.finish(&ranks, Vec::new(), Some(1)).unwrap();
+        assert_eq!(written, generation);
+        let why = not_removed.unwrap().to_string();
+        assert!(why.contains(".job-000002.new") || why.contains("gen-000001/mine"), "{why}");
+        assert_eq!(whole(folder), [generation]);
+    }
+    assert_eq!(generations(folder), [(0, 4), (0, 2), (1, 3), (1, 1)], "all that can be removed is");
+    std::fs::remove_dir(rank_folder(folder, 1).join("gen-000001/mine")).unwrap();
+    std::fs::remove_dir(folder.join(".job-000002.new")).unwrap();
+    assert_eq!(job(folder, 6, Some(1)), 6);
+    assert_eq!(generations(folder), [(0, 5), (0, 2), (1, 4)]);
+    assert!(folder.join("job-000003").is_dir());
+}
