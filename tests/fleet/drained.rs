@@ -355,3 +355,23 @@ fn what_a_program_has_for_itself_comes_back_before_loans_once_its_gpu_is_drained
     is_whole(owner);
     is_whole(debtor);
 }
+
+/// A thread that had chosen the GPU before it was drained makes memory there behind that.
+#[test]
+fn what_is_made_on_a_gpu_while_that_is_drained_leaves_as_well() {
+    let machine = Machine::new("2x320MiB");
+    let mut program = machine.start(machine.run().nvml().env("GPUPOOL_LIMIT", "0:4MiB"));
+    assert_eq!(program.ask("keep 40"), "kept");
+    machine.until(&program, "memory on GPU 1", |page| held(page, 1) >= 30 * MIB);
+    assert_eq!(program.ask("hold cuMemCreate"), "it will");
+    program.ask("allocate 60");
+    eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+    let (told, _) = machine.told("drain --json 1");
+    assert!(told[0]["bytes"].as_u64() >= Some(30 * MIB), "{told}");
+    assert_eq!(program.ask("let"), "it does");
+    eventually("its memory", || (program.ask("allocated") == "yes").then_some(()));
+    machine.until(&program, "an empty GPU 1", |page| {
+        page.levels.live_bytes == 100 * MIB && at(page, 1).drained && held(page, 1) == 0
+    });
+    ends_well(program);
+}
