@@ -111,6 +111,11 @@ struct Left {
 /// There is no such GPU, nobody can be told, or nothing can be printed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let gpu = find(&args.gpu)?;
+    match is_there(&gpu, &args.gpu) {
+        There::Yes => {}
+        There::No(why) => return Err(Failure::usage(why)),
+        There::Unknown(why) => complain(&format!("whether this machine has such a GPU is not known: {why}")),
+    }
     let Said { folders, .. } = say(&gpu, true)?;
     let (mut told, skipped) = ask(&gpu, &folders, false, args.deadline);
     told.extend(strangers(&gpu, &told));
@@ -134,6 +139,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 pub fn run_undrain(args: &UndrainArgs) -> Result<ExitCode, Failure> {
     let gpu = find(&args.gpu)?;
     let Said { folders, is_news, .. } = say(&gpu, false)?;
+    // One that was drained may have been taken out of the machine since.
+    if !is_news && let There::No(why) = is_there(&gpu, &args.gpu) {
+        return Err(Failure::usage(why));
+    }
     if let Some(path) = drains::still_said(&gpu, &Roots::new(std::env::var_os("XDG_RUNTIME_DIR"))) {
         let (path, command) = (path.display(), format!("gpupool undrain {}", args.gpu));
         return Err(Failure::broken(format!(
@@ -169,6 +178,40 @@ fn find(text: &str) -> Result<Uuid, Failure> {
     })?;
     nvml.uuid_of(number)
         .ok_or_else(|| Failure::usage(format!("there is no GPU {number} on this machine; nvidia-smi -L lists them")))
+}
+
+/// Whether this machine has a GPU.
+enum There {
+    Yes,
+    /// What there is instead.
+    No(String),
+    /// Why nobody tells.
+    Unknown(String),
+}
+
+/// As NVML says it, or the page of a program that runs: in a container NVML may be without those of other containers. `text`: what was given for it; who has a number has
+/// it of NVML.
+fn is_there(gpu: &Uuid, text: &str) -> There {
+    if text.trim().parse::<u32>().is_ok() {
+        return There::Yes;
+    }
+    let nvml = match Nvml::get() {
+        Ok(nvml) => nvml,
+        Err(why) => return There::Unknown(format!("only NVML tells that, and {why}")),
+    };
+    match nvml.has(gpu) {
+        Some(true) => return There::Yes,
+        None => return There::Unknown("NVML does not tell".to_owned()),
+        Some(false) => {}
+    }
+    let is_seen = |row: &Listed| row.told.levels.gpus.rows.iter().any(|known| known.uuid == *gpu);
+    if Pages::new().look().rows.iter().any(is_seen) {
+        return There::Yes;
+    }
+    let one = |number: u32| Some(format!("{number} is GPU-{}", dashed(&nvml.uuid_of(number)?)));
+    let all: Vec<String> = (0..).map_while(one).collect();
+    let all = if all.is_empty() { "there is none at all".to_owned() } else { all.join(", ") };
+    There::No(format!("there is no GPU-{} on this machine: {all}", dashed(gpu)))
 }
 
 /// The GPUs of this machine that are drained, by number and UUID, whether or not any program runs: nothing else would tell whoever forgot to end it. None where NVML

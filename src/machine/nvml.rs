@@ -11,7 +11,8 @@ use nvml_wrapper_sys::bindings::{
     NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE, nvmlConfComputeSystemState_t, nvmlDevice_t,
     nvmlEnableState_enum_NVML_FEATURE_DISABLED, nvmlEnableState_enum_NVML_FEATURE_ENABLED, nvmlEnableState_t,
     nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeXidCriticalError, nvmlGpuFabricInfo_t, nvmlMemory_t, nvmlPciInfo_t,
-    nvmlProcessInfo_t, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE, nvmlReturn_enum_NVML_SUCCESS, nvmlReturn_t,
+    nvmlProcessInfo_t, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE, nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT,
+    nvmlReturn_enum_NVML_ERROR_NOT_FOUND, nvmlReturn_enum_NVML_SUCCESS, nvmlReturn_t,
 };
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -327,6 +328,22 @@ impl Nvml {
         (result == nvmlReturn_enum_NVML_SUCCESS).then(|| words(&text)).flatten().and_then(|text| from_text(&text))
     }
 
+    /// Whether this machine has such a GPU, or part of one (MIG); `None` where NVML does not tell, as where one of them is lost.
+    pub fn has(self, uuid: &Uuid) -> Option<bool> {
+        if self.device(uuid).is_some() {
+            return Some(true);
+        }
+        let is_none = |name: String| {
+            let name = CString::new(name).ok()?;
+            let mut device = std::ptr::null_mut();
+            // SAFETY: the name is a C string, and the output is a local of the type that the call fills.
+            let result = unsafe { self.0.by_uuid?(name.as_ptr(), &raw mut device) };
+            let unknown = [nvmlReturn_enum_NVML_ERROR_NOT_FOUND, nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT];
+            unknown.contains(&result).then_some(())
+        };
+        names(uuid).into_iter().try_for_each(is_none).map(|()| false)
+    }
+
     /// The PCI address at the other end of each active NVLink of a GPU; empty where NVML does not tell it.
     pub fn nvlink_ends(self, uuid: &Uuid) -> Option<Vec<String>> {
         let device = self.device(uuid)?;
@@ -352,9 +369,7 @@ impl Nvml {
     fn device(self, uuid: &Uuid) -> Option<Handle> {
         let known = HANDLES.lock().iter().find(|(known, _)| known == uuid).map(|(_, device)| *device);
         known.unwrap_or_else(|| {
-            // `GPU-` is how NVML writes a whole GPU, `MIG-` an instance of one.
-            let names = ["GPU-", "MIG-"].map(|prefix| format!("{prefix}{}", dashed(uuid)));
-            let found = names.into_iter().find_map(|name| self.by_uuid(name));
+            let found = names(uuid).into_iter().find_map(|name| self.by_uuid(name));
             HANDLES.lock().push((*uuid, found));
             found
         })
@@ -367,6 +382,11 @@ impl Nvml {
         let result = unsafe { self.0.by_uuid?(name.as_ptr(), &raw mut device) };
         (result == nvmlReturn_enum_NVML_SUCCESS).then_some(Handle(device))
     }
+}
+
+/// As NVML may know it: `GPU-` is how it writes a whole GPU, `MIG-` an instance of one.
+fn names(uuid: &Uuid) -> [String; 2] {
+    ["GPU-", "MIG-"].map(|prefix| format!("{prefix}{}", dashed(uuid)))
 }
 
 /// The text that a C function wrote into this room, if it is one.

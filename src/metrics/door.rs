@@ -2,7 +2,8 @@
 //! process connects to it when it is rung for.
 
 use crate::folder::Folder;
-use rustix::fs::{AtFlags, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Stat, fstat, statat, unlinkat};
+use rustix::io::Errno;
 use std::io::{self, ErrorKind};
 
 /// A file's own number, and when it was made or given to its user: numbers are used again.
@@ -27,8 +28,10 @@ impl<'a> Door<'a> {
     /// ([`crate::Standing`]): it is of somebody who was killed or is stopped, or came late to its place. `None`: somebody who stands before this one listens, or somebody
     /// listens again already.
     ///
+    /// An empty folder of that name is removed as well, if it is of the same user as the folder around it.
+    ///
     /// # Errors
-    /// Those of `listen` but for a file that is there.
+    /// Those of `listen` but for a file that is there; and a folder that stays there.
     pub fn listen<S>(
         folder: &Folder,
         name: &str,
@@ -42,7 +45,12 @@ impl<'a> Door<'a> {
         match listen()? {
             None if is_first() => {
                 drop(Door::at(folder, name));
-                listen()
+                match listen()? {
+                    None if is_folder(folder, name) => Err(io::Error::other(format!(
+                        "{name} is a folder, and not empty or somebody else's, where a socket is to be; remove it"
+                    ))),
+                    answer => Ok(answer),
+                }
             }
             answer => Ok(answer),
         }
@@ -58,14 +66,29 @@ impl<'a> Door<'a> {
 impl Drop for Door<'_> {
     fn drop(&mut self) {
         if self.is_there() {
-            let _ = unlinkat(self.folder.fd(), &*self.name, AtFlags::empty());
+            let answer = unlinkat(self.folder.fd(), &*self.name, AtFlags::empty());
+            if answer == Err(Errno::ISDIR) && is_of_same_user(self.folder, &self.name) {
+                let _ = unlinkat(self.folder.fd(), &*self.name, AtFlags::REMOVEDIR);
+            }
         }
     }
 }
 
+fn look(folder: &Folder, name: &str) -> Option<Stat> {
+    statat(folder.fd(), name, AtFlags::SYMLINK_NOFOLLOW).ok()
+}
+
+fn is_folder(folder: &Folder, name: &str) -> bool {
+    look(folder, name).is_some_and(|status| FileType::from_raw_mode(status.st_mode).is_dir())
+}
+
+fn is_of_same_user(folder: &Folder, name: &str) -> bool {
+    look(folder, name).zip(fstat(folder.fd()).ok()).is_some_and(|(inside, around)| inside.st_uid == around.st_uid)
+}
+
 fn number_of(folder: &Folder, name: &str) -> Option<Number> {
-    let status = statat(folder.fd(), name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-    Some((status.st_ino, status.st_ctime as i64, status.st_ctime_nsec as u64))
+    let status = look(folder, name)?;
+    Some((status.st_ino, status.st_ctime, status.st_ctime_nsec))
 }
 
 #[cfg(test)]
@@ -94,5 +117,27 @@ mod tests {
         assert!(path.exists(), "it is another one's");
         drop(second);
         assert!(!path.exists());
+    }
+
+    /// Nobody would ever be asked by that page again.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no folders by descriptor")]
+    fn an_empty_folder_in_the_way_is_removed_and_a_full_one_is_told_at_once() {
+        let around = tempfile::tempdir().unwrap();
+        let (folder, _) = Folder::own(&Roots::new(Some(around.path().into()))).unwrap();
+        let path = folder.path().join("1-2.call");
+        let listen = || match std::os::unix::net::UnixListener::bind(&path) {
+            Err(error) if path.symlink_metadata().is_ok() => Err(io::Error::new(ErrorKind::AddrInUse, error)),
+            answer => answer,
+        };
+        let listens = |is_first: bool| Door::listen(&folder, "1-2.call", || is_first, listen);
+        std::fs::create_dir(&path).unwrap();
+        assert!(listens(false).unwrap().is_none() && path.is_dir());
+        assert!(listens(true).unwrap().is_some() && !path.is_dir());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("full"), "").unwrap();
+        let error = listens(true).unwrap_err().to_string();
+        assert!(error.contains("1-2.call is a folder, and not empty") && path.is_dir(), "{error}");
     }
 }

@@ -355,3 +355,54 @@ fn what_a_program_has_for_itself_comes_back_before_loans_once_its_gpu_is_drained
     is_whole(owner);
     is_whole(debtor);
 }
+
+/// One wrong digit, and whoever takes the GPU out of the machine believes that it is empty.
+#[test]
+fn a_number_that_no_gpu_has_is_drained_by_nobody_and_one_of_a_gpu_that_was_taken_out_is_undrained() {
+    let machine = Machine::new("2x320MiB");
+    let said = |output: &[u8]| String::from_utf8_lossy(output).into_owned();
+    let unknown = "GPU-73696d63-7564-612d-6c36-4ead00000009";
+    for command in ["drain", "undrain"] {
+        let ended = machine.gpupool(&format!("{command} {unknown}"));
+        let error = said(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(2), "{command}: {error}");
+        assert!(error.contains(&format!("no {unknown} on this machine")), "{error}");
+        assert!(error.contains("0 is GPU-") && error.contains("1 is GPU-") && !error.contains("2 is "), "{error}");
+    }
+    let files = || machine.folder.path().join("gpupool").read_dir().map_or(0, |files| files.count());
+    assert_eq!(files(), 0);
+    // While there was a third one.
+    let with_three = machine.command("drain 2").env("SIMCUDA_GPUS", "3x320MiB").output().unwrap();
+    let with_three = said(&with_three.stdout);
+    let third = with_three.split(' ').next().unwrap();
+    assert!(third.starts_with("GPU-") && files() == 1, "{with_three}");
+    let ended = machine.gpupool(&format!("undrain {third}"));
+    assert!(ended.status.success() && said(&ended.stdout).ends_with("is drained no more\n"), "{ended:?}");
+    assert_eq!(files(), 0);
+    // Where nobody tells which GPUs there are.
+    let mut command = machine.command(&format!("drain {unknown}"));
+    let ended = command.env("LD_LIBRARY_PATH", harness::driver_folder()).output().unwrap();
+    let error = said(&ended.stderr);
+    assert!(ended.status.success() && error.contains("whether this machine has such a GPU is not known"), "{error}");
+    assert!(machine.gpupool(&format!("undrain {unknown}")).status.success());
+}
+
+/// A thread that had chosen the GPU before it was drained makes memory there behind that.
+#[test]
+fn what_is_made_on_a_gpu_while_that_is_drained_leaves_as_well() {
+    let machine = Machine::new("2x320MiB");
+    let mut program = machine.start(machine.run().nvml().env("GPUPOOL_LIMIT", "0:4MiB"));
+    assert_eq!(program.ask("keep 40"), "kept");
+    machine.until(&program, "memory on GPU 1", |page| held(page, 1) >= 30 * MIB);
+    assert_eq!(program.ask("hold cuMemCreate"), "it will");
+    program.ask("allocate 60");
+    eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+    let (told, _) = machine.told("drain --json 1");
+    assert!(told[0]["bytes"].as_u64() >= Some(30 * MIB), "{told}");
+    assert_eq!(program.ask("let"), "it does");
+    eventually("its memory", || (program.ask("allocated") == "yes").then_some(()));
+    machine.until(&program, "an empty GPU 1", |page| {
+        page.levels.live_bytes == 100 * MIB && at(page, 1).drained && held(page, 1) == 0
+    });
+    ends_well(program);
+}

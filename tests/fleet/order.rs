@@ -210,6 +210,22 @@ fn a_block_larger_than_what_is_guaranteed_has_as_much_near_as_that() {
     is_whole(low);
 }
 
+/// As much of a block as may be asked back does not stay because the rest of it may not.
+#[test]
+fn a_large_block_of_a_program_with_a_guarantee_gives_what_is_beyond_that() {
+    let machine = Machine::new("1x400MiB");
+    let mut low = machine.start(machine.neighbour(0, 10).env("GPUPOOL_GUARANTEE", "100MiB"));
+    takes(&mut low, 340);
+    machine.until(&low, "its memory", |page| held(page, 0) >= 340 * MIB);
+    let mut high = machine.start(machine.neighbour(0, 90));
+    takes(&mut high, 150);
+    let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 150 * MIB);
+    assert_eq!((held(&page, 0), page.levels.residence.on_host), (150 * MIB, 0), "{page:?}");
+    assert!(held(&machine.page(&low), 0) >= 100 * MIB);
+    is_whole(high);
+    is_whole(low);
+}
+
 /// It was asked, and its kernel ran for longer than anybody waits.
 #[test]
 fn who_gave_nothing_is_not_told_that_it_did() {

@@ -264,6 +264,25 @@ fn ranks_are_lent_the_gpus_that_nobody_works_on_until_somebody_does() {
     assert!(bare.end().0.success());
 }
 
+/// It was alone when it took that, or did not know yet that it was not.
+#[test]
+fn what_a_rank_borrowed_before_it_knew_of_the_others_leaves_for_the_host_once_it_does() {
+    let machine = Machine::new("2x320MiB");
+    let run = |gpu: u32| machine.rank(gpu).env("GPUPOOL_LIMIT", format!("{gpu}:16MiB"));
+    let mut first = machine.start(run(1));
+    takes(&mut first, 60);
+    machine.until(&first, "a loan", |page| held(page, 0) >= 40 * MIB);
+    let mut other = machine.start(run(0));
+    takes(&mut other, 10);
+    let said = || std::fs::read_to_string(first.log()).unwrap_or_default().contains("home_only").then_some(());
+    eventually("a program that knows of the other", said);
+    let page = machine.until(&first, "an empty GPU of the other", |page| held(page, 0) == 0);
+    assert!(page.levels.live_bytes == 60 * MIB && page.levels.residence.on_host >= 40 * MIB, "{page:?}");
+    assert_eq!(other.ask("check"), "0");
+    is_whole(first);
+    is_whole(other);
+}
+
 /// Neither those of ranks that have not started, nor those that a rank sees at another place than others do.
 #[test]
 fn no_rank_is_lent_the_gpu_of_another_one() {

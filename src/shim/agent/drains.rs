@@ -6,8 +6,8 @@
 use super::page_path;
 use crate::backing::{open, terms};
 use crate::process;
-use crate::suspend::bring_home;
 use crate::suspend::vacate::{self, Vacated, Which};
+use crate::suspend::{self, bring_home};
 use crate::watch::context;
 use gpupool_cuda::Device;
 use gpupool_metrics::drains::Uuid;
@@ -45,6 +45,27 @@ static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
 /// GPUs that were left because rows of theirs are to be replaced.
 static LEFT: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
+/// GPUs that were left because they are drained, and how much could not leave of what lay there.
+static STAYED: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
+
+/// This is what came of a GPU's drain. What was not to leave is not among it, and what nothing was moved of is not tried again before more is there.
+fn note_stayed(gpu: u32, done: &Vacated) {
+    let stayed = done.rest.iter().filter(|rest| !rest.cause.is_empty()).map(|rest| rest.bytes).sum();
+    let there = if done.moved == 0 { vacate::bytes_on(gpu) } else { 0 };
+    STAYED.lock().insert(gpu, there.max(stayed));
+}
+
+/// Has that be left again on which more lies now: a thread that had chosen a GPU before it was drained makes its memory there behind that.
+fn see_what_came_late() {
+    // What a suspended program has where is settled when it is resumed.
+    if suspend::since() != 0 {
+        return;
+    }
+    let known = STAYED.lock().clone();
+    let is_more = |(gpu, stayed): &(u32, u64)| terms::is_drained(*gpu) && vacate::bytes_on(*gpu) > *stayed;
+    SEEN.lock().extend(known.into_iter().filter(is_more).map(|(gpu, _)| (gpu, true)));
+}
+
 /// Looks at the files.
 fn see(behind: Duration) {
     let (drained, open) = terms::look_for_drains(page_path(), behind);
@@ -74,17 +95,20 @@ pub fn look() -> Option<Duration> {
     };
     if is_due {
         see(BEHIND);
+        see_what_came_late();
     }
     let until = Instant::now() + PATIENCE;
     let seen = std::mem::take(&mut *SEEN.lock());
     for (gpu, is_drained) in seen {
         let done = if is_drained {
             let done = vacate::drain(gpu, until, &|| true, &mut |_, _| {});
+            note_stayed(gpu, &done);
             if settles_still(&done) {
                 SEEN.lock().insert(gpu, true);
             }
             done
         } else {
+            STAYED.lock().remove(&gpu);
             bring_home::come_back(gpu, true, until, &|| true, &mut |_, _| {})
         };
         let mut all = BY_ITSELF.lock();
@@ -131,6 +155,7 @@ pub fn drain(
     let faster = || format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu));
     let Some((ordinal, _)) = seen_as(gpu, true, faster)? else { return Ok(Vacated::default()) };
     let mut done = vacate::drain(ordinal, deadline, is_wanted, progress);
+    note_stayed(ordinal, &done);
     with_by_itself(&mut done, ordinal, true);
     // The files say it still, whoever waits for it or does not.
     if !is_wanted() || settles_still(&done) {
@@ -151,6 +176,7 @@ pub fn undrain(
 ) -> Result<Vacated, String> {
     let still = "the GPU is still drained for it: somebody else said so (root, or a gpupool drain just now), or a file of that name is left";
     let Some((ordinal, is_news)) = seen_as(gpu, false, || still.to_owned())? else { return Ok(Vacated::default()) };
+    STAYED.lock().remove(&ordinal);
     let mut done = bring_home::come_back(ordinal, is_news, deadline, is_wanted, progress);
     with_by_itself(&mut done, ordinal, false);
     Ok(done)

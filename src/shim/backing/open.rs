@@ -3,7 +3,7 @@
 use super::plan::{NoPlan, Plan};
 use super::vmm::Vmm;
 use crate::{log, process};
-use gpupool_config::{Mode, Move, Placement, format_size};
+use gpupool_config::{Limits, Mode, Move, Placement, Settings, format_size};
 use gpupool_cuda::Driver;
 use gpupool_events::PoolOpen;
 use gpupool_interpose::cancel;
@@ -121,9 +121,11 @@ pub fn policy() -> Policy {
 }
 
 /// Bytes of the largest chunk. Where memory may move, it moves by whole chunks, and frameworks have many tensors in one block: remapping
-/// a GiB takes 0.33 ms in chunks of 128 MiB and 0.11 in those of 512 (measured), and copying it three.
-pub fn largest_chunk(moving: Move) -> u64 {
-    if moving == Move::Off { LARGEST_CHUNK } else { LARGEST_CHUNK / 4 }
+/// a GiB takes 0.33 ms in chunks of 128 MiB and 0.11 in those of 512 (measured), and copying it three. By whole chunks it is given to others as well: what is
+/// guaranteed keeps up to one of them beyond that.
+pub fn largest_chunk(settings: &Settings) -> u64 {
+    let is_whole = settings.moving == Move::Off && settings.guarantee == Limits::Unset;
+    if is_whole { LARGEST_CHUNK } else { LARGEST_CHUNK / 4 }
 }
 
 #[cold]
@@ -148,7 +150,7 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
         accounts: Arc::clone(&plan.accounts),
         links: plan.links.clone(),
         policy: policy(),
-        largest_chunk: largest_chunk(process::settings().moving),
+        largest_chunk: largest_chunk(process::settings()),
     };
     let places: Vec<String> =
         plan.places.iter().map(|spec| format!("{} {}", spec.place, format_size(spec.limit))).collect();

@@ -96,6 +96,20 @@ fn try_to_widen(home: u32, bytes: u64) -> Option<()> {
     Some(())
 }
 
+/// This process is one of several ranks, as it has just found: what it has on other GPUs stays there as on those that it is lent, for as long as nobody works
+/// there. Where nobody tells that, or nobody could call it back, it leaves.
+pub fn begin() {
+    let members = open::plan_made().into_iter().flat_map(|plan| plan.members.keys().copied());
+    let borrowed: Vec<u32> = members.filter(|gpu| give::borrows(*gpu)).collect();
+    if nvml::get().is_none() || process::settings().recall_wait.is_none() {
+        borrowed.iter().for_each(|gpu| leaving::begin(*gpu, Whom::Workers(None), u64::MAX));
+        return;
+    }
+    // It is looked at once who works there.
+    terms::lend_while_idle(&borrowed, true);
+    *NEXT.lock() = None;
+}
+
 /// Looks, if it is time to, whether somebody works on what is lent, so that all is to leave there; how long nothing need be done. `None`: until more is lent.
 pub fn look() -> Option<Duration> {
     let lent = terms::lent_while_idle();

@@ -1,6 +1,6 @@
 //! The other ranks of a job, where no launcher's variable tells of them ([`gpupool_metrics::Member`]). They keep to their own GPUs, as ranks do.
 
-use super::neighbours;
+use super::{idle, neighbours};
 use crate::backing::{open, terms};
 use crate::watch::context;
 use crate::{live, process, tiers};
@@ -30,11 +30,16 @@ pub fn look() {
     if !is_free || !matches!(settings.mode, Mode::Pool | Mode::Spill) {
         return;
     }
+    let was_alone = !terms::keeps_to_its_own();
     if let Some(count) = siblings()
         && terms::note_siblings(count)
-        && settings.moving != Move::Off
     {
-        share_moves(count + 1);
+        if was_alone && count > 0 {
+            idle::begin();
+        }
+        if settings.moving != Move::Off {
+            share_moves(count + 1);
+        }
     }
 }
 

@@ -406,7 +406,8 @@ pub fn lent_on(gpu: u32) -> u64 {
     open::opened().map_or(0, |opened| lies_there(opened, gpu, true))
 }
 
-fn bytes_on(gpu: u32) -> u64 {
+/// Bytes that this program has on a GPU and that leave it when that is drained, as far as they can.
+pub fn bytes_on(gpu: u32) -> u64 {
     open::opened().map_or(0, |opened| lies_there(opened, gpu, false))
 }
 

@@ -218,8 +218,8 @@ unsafe fn elsewhere(
     if trimmed {
         rooms = self::rooms(driver, plan, request, limit);
     }
-    // Where memory may move it moves by whole parts.
-    let largest = backing::open::largest_chunk(process::settings().moving);
+    // Where memory may move, and where a part of it may be given, it leaves by whole parts.
+    let largest = backing::open::largest_chunk(process::settings());
     // Each failure at least halves a room, so this ends. (Where nobody could tell what a place has, the first guess is all.)
     while let Ok(pieces) = spread(bytes, &rooms, backing::open::policy(), 0).map(|pieces| cut(pieces, largest)) {
         let charged = plan.accounts.charge_below(Claim::Handles, &pieces, limit);
