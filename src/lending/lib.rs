@@ -5,6 +5,7 @@
 //!   lower. What a program has on its own GPU gives way to a higher priority alone. So of two programs at most one gives way to the other, but for loans.
 //! - **As few as possible are asked**, in this order: for loans before belongings, of those who have some who matters least, and of these who has most. What follows from what
 //!   each answers is [`Asking`]'s.
+//! - **In whole parts**, chosen together where one that goes first would be in the way of what is enough ([`choose`]).
 //! - **Seldom.** Who asks again at once is on its way to more, and asks for as much again as it has got so far ([`Growth`]).
 //! - **No ping-pong.** What was given stays away for a time, twice as long each time that it was asked for soon after it had come back, and comes back
 //!   only where beside the reserve as much again is free.
@@ -13,10 +14,12 @@
 //! - **What leaves unasked** is tried until it has left, and holds its program up for a bounded part of the time ([`Leaving`]).
 
 mod asking;
+mod choosing;
 mod coming;
 mod leaving;
 
 pub use asking::{Answer, Asking, Then, Told, is_in_vain};
+pub use choosing::{Part, choose};
 pub use coming::{AWAITED, Alarm, Coming, Heed, INIT, InUse, Listed};
 pub use leaving::{Due, Leaving, Whom};
 

@@ -210,6 +210,27 @@ fn a_block_larger_than_what_is_guaranteed_has_as_much_near_as_that() {
     is_whole(low);
 }
 
+/// Of what a program keeps for itself a part may be a chunk, and which chunks go decides how much can.
+#[test]
+fn what_is_guaranteed_takes_nothing_from_who_matters_more_that_other_chunks_would_give() {
+    for sizes in [[60, 110], [110, 60]] {
+        let machine = Machine::new("1x200MiB");
+        let mut low = machine.start(machine.neighbour(0, 10).env("GPUPOOL_GUARANTEE", "2MiB"));
+        for mib in sizes {
+            takes(&mut low, mib);
+        }
+        machine.until(&low, "its memory", |page| held(page, 0) >= 170 * MIB);
+        let mut high = machine.start(machine.neighbour(0, 90));
+        takes(&mut high, 100);
+        let page = machine.until(&high, "its memory", |page| page.levels.live_bytes == 100 * MIB);
+        assert_eq!((held(&page, 0), page.levels.residence.on_host), (100 * MIB, 0), "{sizes:?}: {page:?}");
+        let page = machine.until(&low, "what is left", |page| page.levels.residence.on_host > 0);
+        assert_eq!(held(&page, 0), 60 * MIB, "{sizes:?}: {page:?}");
+        is_whole(high);
+        is_whole(low);
+    }
+}
+
 /// As much of a block as may be asked back does not stay because the rest of it may not.
 #[test]
 fn a_large_block_of_a_program_with_a_guarantee_gives_what_is_beyond_that() {

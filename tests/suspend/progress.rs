@@ -91,7 +91,9 @@ fn is_told(programs: &mut [Running], session: &Path, arguments: &str, call: &str
     }
     let total = |(_, total, _): &(String, String, String)| *total == format!("{mib}.0 MiB");
     let first = eventually("how far it is", || lines(&command.written()).into_iter().find(total));
-    assert_eq!(first.0.split(' ').next(), Some("0"), "{first:?}");
+    // Before the call that stands, what the pool had kept of its place may be there: a page or two, for which nothing is made.
+    let begun: f64 = first.0.split(' ').next().unwrap().parse().unwrap();
+    assert!(begun <= 8.0 && (begun == 0.0 || first.0.ends_with("MiB")), "{first:?}");
     let until = Instant::now() + PACE;
     eventually("a time in which nothing is told", || (Instant::now() >= until).then_some(()));
     for program in &mut *programs {

@@ -1,6 +1,7 @@
 //! The pool of this process: opened once, at the first allocation or question that concerns it.
 
 use super::plan::{NoPlan, Plan};
+use super::terms;
 use super::vmm::Vmm;
 use crate::{log, process};
 use gpupool_config::{Limits, Mode, Move, Placement, Settings, format_size};
@@ -74,7 +75,12 @@ pub fn plan(driver: &Driver) -> Option<&'static Plan> {
             None
         }
     };
-    PLAN.get_or_init(|| Box::new(plan)).as_ref()
+    let kept = PLAN.get_or_init(|| Box::new(plan)).as_ref();
+    // Of two threads that read it at once the other one's may have found GPUs drained that this one's had not.
+    if let Some(kept) = kept {
+        terms::close_drained(kept);
+    }
+    kept
 }
 
 /// The plan, if it was made; `None` inside where a pool is impossible.

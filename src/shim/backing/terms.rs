@@ -550,7 +550,8 @@ fn note_drained(now: BTreeSet<Uuid>) {
     *DRAINED.lock() = now;
 }
 
-fn close_drained(plan: &Plan) {
+/// Closes the places of GPUs that are known to be drained or ill, and opens the others.
+pub fn close_drained(plan: &Plan) {
     ARE_ANY.store(!DRAINED.lock().is_empty() || !ILL.lock().is_empty(), Ordering::Relaxed);
     let (drained, ill) = (DRAINED.lock().clone(), ILL.lock().clone());
     for (ordinal, uuid) in gpus(plan) {

@@ -14,6 +14,7 @@ use crate::serve::handles::by_hand::{self, Own};
 use crate::serve::memory::by_hand::Unplaced;
 use crate::tiers;
 use gpupool_cuda::{Driver, Physical};
+use gpupool_lending::{self as lending, Part};
 use gpupool_pool::{Block, Moved, Piece, Place, Wish};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -160,26 +161,23 @@ pub fn chosen(opened: &Opened, leaves: Leaves<'_>) -> (Vec<Stretch>, Vec<Own>) {
     let mut own: Vec<_> = by_hand::all().into_iter().filter(leaves_own).collect();
     if let Leaves::Gpu { gpu, most, cap, .. } = leaves {
         // A chunk moves as a whole, with all blocks that stand on it: one of them alone would stay, however little was asked for.
-        let chunks = chunks_of(&near, gpu, leaves);
-        let pooled = chunks.iter().map(|chunk| (chunk.is_home, chunk.bytes));
-        let kept = least(&pooled.chain(own.iter().map(|own| (own.asked == gpu, own.bytes))).collect::<Vec<_>>(), most);
-        let (of_chunks, of_own) = kept.split_at(chunks.len());
+        let (stay, chunks): (Vec<Standing>, Vec<Standing>) =
+            chunks_of(&near, gpu, leaves).into_iter().partition(|chunk| chunk.is_anchored);
+        let pooled = chunks.iter().map(|chunk| Part { bytes: chunk.bytes, is_home: chunk.is_home });
+        let by_hand = own.iter().map(|own| Part { bytes: own.bytes, is_home: own.asked == gpu });
+        let parts: Vec<Part> = pooled.chain(by_hand).collect();
+        let chosen = lending::choose(&parts, most, cap);
+        let going = parts.iter().zip(&chosen).filter(|(_, goes)| **goes).map(|(part, _)| part.bytes);
+        let mut left = most.saturating_sub(going.sum());
+        let (of_chunks, of_own) = chosen.split_at(chunks.len());
         let mut keeps = of_own.iter().copied();
         own.retain(|_| keeps.next().unwrap_or(true));
-        let mut cap = cap;
-        own.retain(|own| {
-            let fits = own.bytes <= cap;
-            cap -= if fits { own.bytes } else { 0 };
-            fits
-        });
-        let mut left = most.saturating_sub(own.iter().map(|own| own.bytes).sum());
-        let mut going: Vec<&Standing> =
-            chunks.iter().zip(of_chunks).filter_map(|(chunk, goes)| goes.then_some(chunk)).collect();
-        going.sort_by_key(|chunk| (chunk.is_home, chunk.is_anchored, chunk.address));
-        let mut goes = BTreeSet::new();
-        for chunk in going {
-            if left > 0 && chunk.bytes <= cap {
-                (left, cap) = (left.saturating_sub(chunk.bytes), cap - chunk.bytes);
+        let mut goes: BTreeSet<u64> =
+            chunks.iter().zip(of_chunks).filter(|(_, goes)| **goes).map(|(chunk, _)| chunk.address).collect();
+        // Where the others are not enough it is told why these stay.
+        for chunk in stay {
+            if left > 0 {
+                left = left.saturating_sub(chunk.bytes);
                 goes.insert(chunk.address);
             }
         }
@@ -203,7 +201,7 @@ struct Standing {
     is_anchored: bool,
 }
 
-/// The chunks at places that are left on which these stand, by their addresses; behind the others those that will stay.
+/// The chunks at places that are left on which these stand, by their addresses.
 fn chunks_of(stretches: &[Stretch], gpu: u32, leaves: Leaves<'_>) -> Vec<Standing> {
     let mut chunks: BTreeMap<u64, Standing> = BTreeMap::new();
     for (block, pieces) in stretches {
@@ -216,25 +214,7 @@ fn chunks_of(stretches: &[Stretch], gpu: u32, leaves: Leaves<'_>) -> Vec<Standin
             chunk.is_anchored |= !piece.anchors.is_empty();
         }
     }
-    let (stay, leave): (Vec<Standing>, Vec<Standing>) = chunks.into_values().partition(|chunk| chunk.is_anchored);
-    [leave, stay].concat()
-}
-
-/// Which of these, each for the GPU that it lies on or not and of so many bytes, make `most` bytes: what is for others first, and all of these
-/// where less is there.
-fn least(all: &[(bool, u64)], most: u64) -> Vec<bool> {
-    let mut chosen = vec![false; all.len()];
-    let mut sum = 0;
-    for wants_home in [false, true] {
-        for (chosen, (_, bytes)) in chosen.iter_mut().zip(all).filter(|(_, (is_home, _))| *is_home == wants_home) {
-            if sum >= most {
-                break;
-            }
-            *chosen = true;
-            sum += bytes;
-        }
-    }
-    chosen
+    chunks.into_values().collect()
 }
 
 fn places_before(block: &Block, pieces: &[Piece<Physical>], leaves: Leaves<'_>) -> Vec<Parted> {
