@@ -70,7 +70,6 @@ pub fn rearrange(
             let turn = turn.0.lock();
             Some(Quiet(stop(driver, held)?, turn))
         };
-        let stops_again = stops;
         match opened.pool.rearrange(wishes, stops) {
             Ok(done) => {
                 // Even what is cut short has moved something, to wherever there was room.
@@ -86,7 +85,7 @@ pub fn rearrange(
                 }
                 let again: Vec<Wish> = shared.iter().map(|(wish, _)| **wish).collect();
                 // Where that fails, all of it lies as the first one left it.
-                let parted = opened.pool.rearrange_dividing(&again, stops_again).ok();
+                let parted = opened.pool.rearrange_dividing(&again, stops).ok();
                 let parted = parted.filter(|done| done.cut_short.is_none());
                 let moved = parted.map_or_else(|| sum(shared), |done| done.wishes.into_iter().sum());
                 return Ok([sum(alone), moved].into_iter().sum());
