@@ -72,6 +72,9 @@ pub struct Args {
     /// All ranks on this host of the job that this process is one of; without a process, of the one job that is there
     #[arg(long)]
     job: bool,
+    /// This process alone, although others of the same job run: its image is none of the job, and comes back in that rank only
+    #[arg(long, conflicts_with_all = ["job", "node"])]
+    alone: bool,
     /// The ranks of a job are on N hosts, and this is host K of them, from 0; auto: as Slurm, mpirun or torchrun says
     #[arg(long, value_parser = Node::parse, value_name = "K/N")]
     node: Option<Node>,
@@ -184,6 +187,18 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     // It would be the newest one, and by --keep the only one, and a part of the job would come back.
     if is_job && let Some(why) = control::lacking(&rows) {
         return Err(Failure::usage(format!("{why}; nothing was done")));
+    }
+    if !is_job
+        && !args.alone
+        && let Some((row, ranks)) = control::others(&rows)
+    {
+        let how = control::together(row, &rows, &ranks);
+        let pid = row.told.process.identity.pid;
+        return Err(Failure::usage(format!(
+            "process {pid} is of a job of which {} as well, and an image of one of them comes back in none of the others: gpupool checkpoint {how} DIR is of all, --alone of this one; \
+             nothing was done",
+            control::that_run(&ranks)
+        )));
     }
     // Whoever restores takes the newest of one kind, and would never see the other.
     let has = |is_any: Option<bool>| is_any.unwrap_or(false);

@@ -9,6 +9,6 @@ mod telling;
 mod together;
 
 pub use asking::{NoAnswer, ask_all, ask_one, image_and_leave, replies};
-pub use choosing::{MOST_NAMED, apart, find, job, lacking, left_out, named, pid, together};
+pub use choosing::{MOST_NAMED, apart, find, job, lacking, left_out, named, others, pid, that_run, together};
 pub use telling::{OTHER_ANSWER, Told, compression, print, rate};
 pub use together::{Company, NoImage, Nobody, Step, images_together, suspend_together};

@@ -8,7 +8,7 @@ use crate::backing::copies;
 use crate::backing::open::{self, Opened};
 use crate::checkpoint::blocks::{self, GUESSED, OWN};
 use crate::gate;
-use crate::image::Shuttle;
+use crate::image::{self, OfRanks, Shuttle};
 use crate::log;
 use crate::process;
 use crate::serve::memory::names::Named;
@@ -254,8 +254,7 @@ pub fn by_name(driver: &'static Driver, named: &Named, block: &Block) -> Result<
 }
 
 fn read(folder: &Path) -> State {
-    let opened =
-        of_job(folder).unwrap_or_else(|| Reader::open(folder, Which::Newest, 0).map_err(|error| error.to_string()));
+    let opened = of_job(folder).unwrap_or_else(|| of_one(folder));
     let reader = match opened {
         Ok(reader) => reader,
         Err(why) => {
@@ -289,15 +288,45 @@ fn launched(job: &Job) -> Option<(u64, bool)> {
     }
 }
 
-/// Why an image of a job has not all of its ranks: what each of them comes to alike. Of what is not certain there is a line.
+/// Why an image of a job has not all of its ranks: what each of them comes to alike. Of what is not certain there is a line, and of ranks that nobody is now.
 fn lacks_ranks(job: &Job) -> Option<String> {
     let count = job.ranks.len() as u64;
+    if let Some((ranks, true)) = launched(job).filter(|(ranks, _)| *ranks < count) {
+        warn(&format!(
+            "image {} of the job is of {count} ranks, and the launcher says that there are {ranks}: nothing of the others comes back",
+            job.generation
+        ));
+    }
     let (ranks, is_certain) = launched(job).filter(|(ranks, _)| *ranks > count)?;
     let why = format!("it is of {count} ranks, and the launcher says that there are {ranks}");
     if !is_certain {
         warn(&format!("image {} of the job may have a part of its ranks: {why}", job.generation));
     }
     is_certain.then_some(why)
+}
+
+/// The newest image of one process. That of a rank is for that rank alone: its folder would give every other one the same memory.
+fn of_one(folder: &Path) -> Result<Reader, String> {
+    let reader = Reader::open(folder, Which::Newest, 0).map_err(|error| error.to_string())?;
+    let manifest = reader.manifest();
+    let image = format!("image {} in {}", manifest.generation, folder.display());
+    let was: Option<OfRanks> = manifest.meta.notes.get(image::RANK).and_then(|text| text.parse().ok());
+    let why = match (was, image::rank()) {
+        (None, None) => return Ok(reader),
+        (Some(was), Some(own)) if was == own => return Ok(reader),
+        (Some(was), Some(own)) if was.number != own.number => {
+            return Err(format!(
+                "{image} is of rank {was} alone, and this process is rank {own}: gpupool checkpoint --job writes images of all ranks"
+            ));
+        }
+        (Some(was), Some(own)) => format!("is of rank {was}, and this process is rank {own}"),
+        (Some(was), None) => format!("is of rank {was}, and this process is no rank of several"),
+        (None, Some(own)) => format!(
+            "is of a process that was no rank of several, and this process is rank {own}: each rank that reads it comes to the same memory"
+        ),
+    };
+    warn(&format!("{image} {why}"));
+    Ok(reader)
 }
 
 /// This rank's part of the newest whole image of a job; `None`: the folder has none of a job.

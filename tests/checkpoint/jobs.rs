@@ -300,3 +300,78 @@ fn no_rank_takes_what_it_has_of_an_image_of_fewer_ranks_than_its_launcher_says()
     }
     assert_eq!(back(1, 2).0, "0 6000 0");
 }
+
+/// Every rank reads the folder that `GPUPOOL_RESTORE` names, and an image of one would give all of them that one's memory.
+#[test]
+fn an_image_of_one_rank_is_made_when_that_is_meant_and_comes_back_in_that_rank_only() {
+    let (_around, folder) = store();
+    let session = session();
+    let mut ranks = [0, 1].map(|number| rank_of(number, 2).start(Some(session.path())));
+    for (program, seed) in ranks.iter_mut().zip([5000, 6000]) {
+        program.ask(&format!("name weights 3072 0 {seed}"));
+    }
+    let [first, second] = [0, 1].map(|number: usize| ranks[number].pid());
+    let ask = |how: &str| gpupool(&ranks[0], session.path(), &format!("checkpoint {how} {first} {}", folder.display()));
+    for how in ["", "--process"] {
+        let refused = ask(how);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!((refused.status.code(), said.lines().count()), (Some(2), 1), "{how}: {said}");
+        assert!(said.contains(&format!("process {second} runs as well")), "{how}: {said}");
+        assert!(said.contains(&format!("gpupool checkpoint --job {first} DIR is of all, --alone")), "{how}: {said}");
+    }
+    assert!(!folder.exists());
+    let made = ask("--alone");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    ranks.into_iter().for_each(ends_well);
+
+    let back = |run: Run| {
+        let mut program = run.env("GPUPOOL_RESTORE", &folder).start(None);
+        let answer = program.ask("name weights 3072 0 1");
+        let log = std::fs::read_to_string(program.log()).unwrap();
+        ends_well(program);
+        (answer, log)
+    };
+    let (answer, log) = back(rank_of(0, 2));
+    assert_eq!(answer, "0 5000 0", "{log}");
+    assert!(!log.contains("GPUPOOL_RESTORE: image"), "{log}");
+    let (answer, log) = back(rank_of(1, 2));
+    assert_eq!(answer, "-8 1 0", "{log}");
+    assert!(log.contains("is of rank 0 of 2 alone, and this process is rank 1 of 2"), "{log}");
+    // Of another number of ranks, or of none, it comes back and is told.
+    let (answer, log) = back(rank_of(0, 3));
+    assert_eq!(answer, "0 5000 0", "{log}");
+    assert!(log.contains("is of rank 0 of 2, and this process is rank 0 of 3"), "{log}");
+    let (answer, log) = back(checkpointed("1x1GiB"));
+    assert_eq!(answer, "0 5000 0", "{log}");
+    assert!(log.contains("is of rank 0 of 2, and this process is no rank of several"), "{log}");
+}
+
+#[test]
+fn ranks_are_told_that_what_they_read_is_of_a_process_without_ranks_or_of_more_ranks() {
+    let (_around, folder) = store();
+    let back = |folder: &Path, number: u32, of: u32| {
+        let mut program = rank_of(number, of).env("GPUPOOL_RESTORE", folder).start(None);
+        let answer = program.ask("name weights 3072 0 1");
+        let log = std::fs::read_to_string(program.log()).unwrap();
+        ends_well(program);
+        (answer, log)
+    };
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 3072 0 5000");
+    let made = program.gpupool(&format!("checkpoint {} {}", program.pid(), folder.display()));
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    ends_well(program);
+    let (answer, log) = back(&folder, 1, 2);
+    assert_eq!(answer, "0 5000 0", "{log}");
+    assert!(log.contains("was no rank of several, and this process is rank 1 of 2: each rank"), "{log}");
+
+    let (_around, folder) = store();
+    let session = session();
+    let mut ranks: Vec<Running> = (0..3).map(|number| rank_of(number, 3).start(Some(session.path()))).collect();
+    ranks.iter_mut().for_each(|rank| drop(rank.ask("name weights 3072 0 5000")));
+    job(&ranks[0], session.path(), &folder, &format!("--job {}", ranks[0].pid()));
+    ranks.into_iter().for_each(ends_well);
+    let (answer, log) = back(&folder, 1, 2);
+    assert_eq!(answer, "0 5000 0", "{log}");
+    assert!(log.contains("is of 3 ranks, and the launcher says that there are 2: nothing of the others"), "{log}");
+}

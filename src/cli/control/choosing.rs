@@ -268,6 +268,18 @@ pub fn apart(rows: &[Listed]) -> Option<(&Listed, Vec<u32>)> {
     missed(rows, |row| row.told.levels.suspended == 0)
 }
 
+/// The first of these processes of whose job others are not among them, and those, suspended ones included.
+pub fn others(rows: &[Listed]) -> Option<(&Listed, Vec<u32>)> {
+    missed(rows, |_| true)
+}
+
+/// That processes with these numbers run, as the end of a clause.
+pub fn that_run(pids: &[u32]) -> String {
+    let (processes, run) = if pids.len() == 1 { ("process", "runs") } else { ("processes", "run") };
+    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+    format!("{processes} {} {run}", pids.join(", "))
+}
+
 /// The first of these processes of whose job others are not among them, and those: ranks that run and `count`. A launcher that says that it started one alone is believed.
 fn missed(rows: &[Listed], count: impl Fn(&Listed) -> bool) -> Option<(&Listed, Vec<u32>)> {
     let identity = |row: &Listed| row.told.process.identity;
@@ -292,11 +304,9 @@ pub fn lacking(rows: &[Listed]) -> Option<String> {
     const WHOLE: &str = "an image of a job has all of its ranks or is none";
     if let Some((one, ranks)) = missed(rows, |_| true) {
         let pid = one.told.process.identity.pid;
-        let pids: Vec<String> = ranks.iter().map(u32::to_string).collect();
-        let (processes, run) = if ranks.len() == 1 { ("process", "runs") } else { ("processes", "run") };
         return Some(format!(
-            "process {pid} is of a job of which {processes} {} {run} as well, and {WHOLE}: gpupool checkpoint {} DIR has all of them",
-            pids.join(", "),
+            "process {pid} is of a job of which {} as well, and {WHOLE}: gpupool checkpoint {} DIR has all of them",
+            that_run(&ranks),
             together(one, rows, &ranks)
         ));
     }

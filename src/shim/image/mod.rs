@@ -21,6 +21,7 @@ use crate::backing::open::Opened;
 use crate::gate;
 use crate::guard;
 use crate::log;
+use crate::process;
 use crate::watch::context::{self, Lease};
 use buffers::{Buffers, Lent};
 use gpupool_cuda::{Context, CuResult, Driver, Stream};
@@ -82,8 +83,44 @@ pub fn meta(opened: &Opened) -> Meta {
         host: log::host_name().to_string_lossy().into_owned(),
         gpupool: env!("CARGO_PKG_VERSION").to_owned(),
         gpus: opened.plan.topology.gpus.iter().map(|gpu| gpupool_machine::dashed(&gpu.uuid)).collect(),
-        ..Meta::default()
+        notes: rank().map(|of| (RANK.to_owned(), of.to_string())).into_iter().collect(),
     }
+}
+
+/// The note of an image that says of which rank of a job it is.
+pub const RANK: &str = "rank";
+
+/// Which rank of a job with several a process is, as its launcher says: of the whole job where it says so, or of those on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfRanks {
+    /// From 0.
+    pub number: u32,
+    pub ranks: u32,
+}
+
+impl std::fmt::Display for OfRanks {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{} of {}", self.number, self.ranks)
+    }
+}
+
+impl std::str::FromStr for OfRanks {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (number, ranks) = text.split_once(" of ").unwrap_or((text, ""));
+        Ok(Self { number: number.parse()?, ranks: ranks.parse()? })
+    }
+}
+
+/// Which rank this process is; `None` where no launcher says that there are several.
+pub fn rank() -> Option<OfRanks> {
+    let rank = process::rank()?;
+    let of = match (rank.overall, rank.overall_ranks) {
+        (Some(number), Some(ranks)) => OfRanks { number, ranks },
+        _ => OfRanks { number: rank.number, ranks: rank.ranks? },
+    };
+    (of.ranks > 1).then_some(of)
 }
 
 /// Where the parts of a stretch begin, counted from its beginning, and how long they are. They are cut where the block has a multiple of [`PART`], so that
