@@ -63,6 +63,11 @@ const SPREAD: f64 = 20.0;
 const KNOWN: f64 = 0.2;
 /// By which part of the longer one a time and what was expected differ if something else was expected.
 const ODD: f64 = 0.5;
+/// What so much of what was odd lately comes to shows that what was told is wrong: two times in a row.
+const WRONG: f32 = 1.5;
+/// The same of launches that had nothing far and took longer: three in a row. Where a little of an operand lies beyond what it is thought to reach, one or two
+/// launches of each round read that from afar, and what was known of all of them would be forgotten each time.
+const WRONG_NEAR: f32 = 2.0;
 /// What is known is told anew if it is something else by more than this part.
 pub const TOLD: f32 = 0.05;
 /// Measurements before anything is believed, and those after which nothing is new.
@@ -72,6 +77,8 @@ const MANY: u32 = 48;
 const STEADY: u32 = 8;
 /// One that is this part of what others were, or shorter, has to be seen twice.
 const MUCH: u64 = 4;
+/// What was measured of an operand holds for it until it is shorter by more than this part.
+const LITTLE_LESS: u64 = 4;
 /// What was far of an operand at least has to be less than this part of what was at most, if it is to be told from the launch's own time.
 const APART: f32 = 0.5;
 /// How often it is tried what an operand's being near brings.
@@ -92,6 +99,8 @@ pub struct Operands {
     least: f64,
     /// What was told last.
     told: Option<Weights>,
+    /// Times were quite other than that.
+    is_contradicted: bool,
     /// How far each goes from where its pointer leads, bytes: the least of what was seen, which is forgotten little by little.
     reach: [u64; MOST],
     /// Where an operand began that was shorter than the others, and how long it was.
@@ -119,6 +128,7 @@ impl Operands {
             times: 0,
             least: f64::INFINITY,
             told: None,
+            is_contradicted: false,
             reach: [u64::MAX; MOST],
             shorter: [(0, 0); MOST],
             steady: 0,
@@ -149,7 +159,8 @@ impl Operands {
                 return bytes;
             }
             self.steady = 0;
-            if is_shorter {
+            // What was measured of a little more holds for the rest about as well.
+            if is_shorter && bytes < *reach - *reach / LITTLE_LESS {
                 self.forget(operand);
             }
         }
@@ -232,7 +243,7 @@ impl Operands {
                 (forgets.reach, forgets.steady) = ([u64::MAX; MOST], 0);
             }
             // What was told stands until there is something better, after a few more times.
-            forgets.told = self.told;
+            (forgets.told, forgets.is_contradicted) = (self.told, true);
             *self = forgets;
             return self.add(far, ns as f32);
         }
@@ -257,7 +268,8 @@ impl Operands {
                 (told, now) => told.is_some() != now.is_some(),
             };
         if is_news {
-            self.told = now;
+            self.told = if self.is_contradicted { now } else { self.with_what_was_told(now) };
+            self.is_contradicted = false;
         }
         is_news
     }
@@ -282,7 +294,8 @@ impl Operands {
         let expected = self.expected(given);
         let is_odd = self.told.is_some() && (ns - expected).abs() > ODD * ns.max(expected);
         self.odd = self.odd * 0.75 + f32::from(u8::from(is_odd));
-        is_odd && self.odd > 1.5
+        let is_near = given[1..].iter().all(|far| *far == 0.0);
+        is_odd && self.odd > if is_near && ns > expected { WRONG_NEAR } else { WRONG }
     }
 
     fn expected(&self, given: &[f64; TERMS]) -> f64 {

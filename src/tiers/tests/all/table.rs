@@ -84,6 +84,8 @@ fn table_of_all_policies_on_all_traces() {
         // How far an operand reaches into memory of which nobody has named a part yet is guessed, and with each page of the cache anew.
         let allowed = match name.as_str() {
             "training, 1.2 ×, host" => 1.16,
+            // Out and in take longer together than either, and nothing is known of the first two rounds.
+            "GEMM rotation, host" => 1.26,
             "growing KV cache" => 1.26,
             "phases of 60 cycles" => 1.22,
             _ => ALLOWED,

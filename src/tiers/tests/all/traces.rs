@@ -557,6 +557,7 @@ pub fn all() -> Vec<Trace> {
     // 512 MiB in by the engine and out by 132 blocks of a kernel took 1.9 ms.
     let by_kernel = Links::measured(vec![FarLink { both: 282.0, ..FarLink::PEER }]);
     traces.push(rotation(by_kernel, "GEMM rotation, out by a kernel"));
+    traces.push(rotation(host(), "GEMM rotation, host"));
     for ratio in [1.2, 1.56, 2.0] {
         traces.push(training(ratio, peer(), &format!("training, {ratio} ×")));
     }
