@@ -31,13 +31,24 @@ pub struct Request {
     pub owner: u64,
     /// The caller caches: refuse once with [`Refusal::Soft`] before the home GPU overflows.
     pub soft_refusal: bool,
-    /// The caller can stop the program: say so with [`Refusal::HalfUsed`] where [`crate::Pool::repack`] would keep the block from going
-    /// elsewhere or being refused.
-    pub can_repack: bool,
+    /// Whether the caller can stop the program: then [`Refusal::HalfUsed`] says where [`crate::Pool::repack`] would serve the block, or serve it better.
+    pub repacks: Repacks,
     /// The caller can ask others who have memory of the home GPU: say so with [`Refusal::Lacks`] where that would keep the block there.
     pub can_ask: bool,
     /// The caller can have more GPUs lend: say so with [`Refusal::Far`] where the block would lie on the host, or nowhere.
     pub can_widen: bool,
+}
+
+/// For what a caller stops the program, to have chunks of which a part is in use cut anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Repacks {
+    /// For nothing.
+    #[default]
+    Never,
+    /// To serve a request that would be refused.
+    ToFit,
+    /// Also to keep a block from going elsewhere.
+    ToStay,
 }
 
 /// A block as the program and its questions see it.

@@ -7,7 +7,7 @@
 use crate::clock::Clock;
 use crate::{
     Accounts, AddressIndex, Anchor, Backend, Claim, Config, Contents, FRAME, Fault, Free, FreeError, LARGEST_CHUNK,
-    Links, MoveError, Mover, Place, PlaceSpec, Policy, Pool, Request, Stopped, Transfer, Wish,
+    Links, MoveError, Mover, Place, PlaceSpec, Policy, Pool, Repacks, Request, Stopped, Transfer, Wish,
 };
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -173,7 +173,7 @@ fn allocate_for(pool: &Pool<Device>, home: u32, frames: u64) -> Option<u64> {
         home,
         owner: 1,
         soft_refusal: false,
-        can_repack: false,
+        repacks: Repacks::Never,
         can_ask: false,
         can_widen: false,
     };
@@ -484,7 +484,7 @@ fn small(pool: &Pool<Device>) -> Option<u64> {
         home: 0,
         owner: 1,
         soft_refusal: false,
-        can_repack: false,
+        repacks: Repacks::Never,
         can_ask: false,
         can_widen: false,
     };
@@ -607,7 +607,7 @@ fn loom_what_moves_while_it_is_freed_serves_nobody_as_local_that_is_not() {
                 home: 0,
                 owner: 1,
                 soft_refusal: false,
-                can_repack: false,
+                repacks: Repacks::Never,
                 can_ask: false,
                 can_widen: false,
             };

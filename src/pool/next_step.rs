@@ -6,7 +6,7 @@ use crate::gather::Gathered;
 use crate::place::PlaceId;
 use crate::registry::Registry;
 use crate::state::{From, Leaving, Route, State, Taken, bytes_of};
-use crate::{FRAME, Place, Policy, Refusal, Request, Room, placement};
+use crate::{FRAME, Place, Policy, Refusal, Repacks, Request, Room, placement};
 
 /// Whether memory is made for a request that could have free memory once the home GPU is done with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,8 +294,10 @@ impl<H: Copy> State<H> {
         registry: &Registry,
     ) -> Option<Refusal<E>> {
         let Attempt { request, route, bytes, only_quiesced, .. } = *attempt;
-        if !request.can_repack {
-            return None;
+        match request.repacks {
+            Repacks::Never => return None,
+            Repacks::ToFit if pieces.is_some() => return None,
+            Repacks::ToFit | Repacks::ToStay => {}
         }
         let waits_for = if only_quiesced { None } else { Some(route.home) };
         let mut rooms = Vec::new();

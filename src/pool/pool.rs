@@ -13,7 +13,7 @@ use crate::slabs::Slabs;
 use crate::state::{Route, State, Taken, bytes_of};
 use crate::sync::{self, Apart, Mutex, MutexGuard};
 use crate::{
-    Accounts, Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage,
+    Accounts, Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Repacks, Request, Usage,
 };
 use std::sync::Arc;
 
@@ -131,7 +131,7 @@ impl<B: Backend> Pool<B> {
     fn allocate_elsewhere(&self, request: &Request, routes: &[Route]) -> Result<Allocation, Refusal<B::Error>> {
         let route = routes.iter().find(|route| route.ordinal == request.home).ok_or(Refusal::NotOurs)?;
         self.allocate_on(
-            &Request { soft_refusal: false, can_repack: false, can_ask: false, can_widen: false, ..*request },
+            &Request { soft_refusal: false, repacks: Repacks::Never, can_ask: false, can_widen: false, ..*request },
             route,
             false,
         )

@@ -8,7 +8,7 @@ use crate::pool::Pool;
 use crate::slab::{FRAMES, Ground, Spot};
 use crate::slabs::{Found, Lent};
 use crate::state::{Route, State};
-use crate::{Allocation, Backend, Block, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage};
+use crate::{Allocation, Backend, Block, FRAME, Fault, Free, FreeError, Place, Refusal, Repacks, Request, Usage};
 
 /// A small block, and the slab that was taken for it, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl<B: Backend> Pool<B> {
     ) -> Result<Allocation, Refusal<B::Error>> {
         let bytes = u64::from(FRAMES) * FRAME;
         let slab = self.allocate_on(
-            &Request { bytes, soft_refusal: false, can_repack: false, can_ask: false, can_widen: false, ..*request },
+            &Request { bytes, soft_refusal: false, repacks: Repacks::Never, can_ask: false, can_widen: false, ..*request },
             route,
             true,
         )?;

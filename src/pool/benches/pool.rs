@@ -7,7 +7,7 @@
 
 use criterion::{BenchmarkId, Criterion};
 use gpupool_pool::{
-    Accounts, Backend, Config, FRAME, Fault, Free, LARGEST_CHUNK, Links, Place, PlaceSpec, Policy, Pool, Request,
+    Accounts, Backend, Config, FRAME, Fault, Free, LARGEST_CHUNK, Links, Place, PlaceSpec, Policy, Pool, Repacks, Request,
 };
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,7 +77,7 @@ impl Backend for Nothing {
 const SIZES: [(&str, u64); 3] = [("2MiB", FRAME), ("64MiB", 64 << 20), ("1GiB", 1 << 30)];
 
 fn request(bytes: u64) -> Request {
-    Request { bytes, home: 0, owner: 1, soft_refusal: false, can_repack: false, can_ask: false, can_widen: false }
+    Request { bytes, home: 0, owner: 1, soft_refusal: false, repacks: Repacks::Never, can_ask: false, can_widen: false }
 }
 
 /// An empty pool over one GPU that may hold so much.

@@ -15,7 +15,7 @@ use crate::image::{self, Failed};
 use crate::serve::handles::by_hand::NOBODY;
 use crate::suspend;
 use gpupool_cuda::Driver;
-use gpupool_pool::{Block, Free, Mover, Place, Request, Transfer};
+use gpupool_pool::{Block, Free, Mover, Place, Repacks, Request, Transfer};
 use gpupool_store::{Key, PART, Writer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -125,7 +125,7 @@ impl Shelter {
         let pool = &self.opened.pool;
         let owner = NOBODY;
         let request =
-            Request { bytes, home, owner, soft_refusal: false, can_repack: false, can_ask: false, can_widen: false };
+            Request { bytes, home, owner, soft_refusal: false, repacks: Repacks::Never, can_ask: false, can_widen: false };
         let free = self.opened.plan.free_at(self.driver, Place::Gpu(home)).unwrap_or(0);
         let at_home = if free >= 2 * bytes { pool.allocate_at_home(&request).ok() } else { None };
         at_home.or_else(|| pool.allocate_on_peers(&request).ok()).map(|allocation| allocation.block)

@@ -91,9 +91,7 @@ pub fn start() {
     }
     memory::hear_of_blocks(Hearer { made, ended, placed: placed::by_program, refuses: far::refuses });
     own::start();
-    if settings.moving != Move::Off {
-        memory::repack_by(repack::repack);
-    }
+    memory::repack_by(repack::repack);
 }
 
 /// What is known of memory may be half changed: nobody is told of anything or asks.

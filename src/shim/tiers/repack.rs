@@ -1,6 +1,9 @@
 //! Chunks of which the program has freed a large part are cut anew, so that a request stays near or is served at all, and what is free
 //! goes home when the program trims ([`gpupool_pool::Pool::repack`]).
 //!
+//! Without `GPUPOOL_MOVE` this is done for a request alone that would be refused, as without gpupool it would often not be: one small block in use keeps a chunk
+//! whole that the driver would have given back.
+//!
 //! The thread that asked for memory does it, or for the trim: it would be told OUT_OF_MEMORY or get slow memory otherwise. It waits for
 //! no longer than a launch does for a swap, and a process whose GPUs do not come to rest loses no more than `GPUPOOL_MOVE_SHARE` to such
 //! waits; the answer is then what it would have been without.
@@ -11,7 +14,7 @@ use crate::gate::{self, Disturbed, Limits, Reason};
 use crate::serve::memory::places;
 use crate::watch::capture;
 use crate::{bell, log, process};
-use gpupool_config::format_size;
+use gpupool_config::{Move, format_size};
 use gpupool_events::PoolRepack;
 use gpupool_pool::{MoveError, Place, Repacked};
 use gpupool_tiers::Range;
@@ -31,7 +34,9 @@ const QUEUE: Duration = Duration::from_millis(500);
 pub(super) fn repack(place: Place, bytes: u64, why: &'static str) -> u64 {
     // An update of a graph whose copies were moved may be refused; that was not measured yet.
     if capture::has_graphs() && !stress::is_on() {
-        swap::report_graphs();
+        if process::settings().moving != Move::Off {
+            swap::report_graphs();
+        }
         return 0;
     }
     if now() < RESTS_UNTIL.load(Ordering::Relaxed)
@@ -47,7 +52,9 @@ pub(super) fn repack(place: Place, bytes: u64, why: &'static str) -> u64 {
 fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
     let (Some(opened), Some(driver)) = (open::opened(), process::driver()) else { return 0 };
     let begun = now();
-    if let Some(reason) = gate::why_not(driver).filter(|reason| !reason.is_doubt()) {
+    // Who has not asked for moves gets one instead of OUT_OF_MEMORY only where nothing might be at work unseen.
+    let is_reason = |reason: &Reason| !reason.is_doubt() || process::settings().moving == Move::Off;
+    if let Some(reason) = gate::why_not(driver).filter(is_reason) {
         rest(place, &reason);
         return 0;
     }
@@ -57,7 +64,7 @@ fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
         let begun = now();
         gate::wait_until_quiet(driver, queue, queue, || 0);
         waited += now() - begun;
-        let closed = gate::close_unless(driver, &Limits::default(), |reason| !reason.is_doubt());
+        let closed = gate::close_unless(driver, &Limits::default(), is_reason);
         closed.map(|closed| swap::Quiet::new(closed, &past, &stopped)).map_err(|what| disturbed = Some(what)).ok()
     };
     let is_fixed = |address: u64, bytes: u64| {
@@ -115,7 +122,10 @@ fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
 fn rest(place: Place, reason: &Reason) {
     RESTS_UNTIL.store(now() + swap::LOOKS_AGAIN.as_nanos() as u64, Ordering::Relaxed);
     let gpu = if let Place::Gpu(gpu) = place { gpu } else { 0 };
-    swap::report_off(gpu, reason);
+    // Who has not asked for moves is not told that there are none.
+    if process::settings().moving != Move::Off {
+        swap::report_off(gpu, reason);
+    }
 }
 
 /// What was found ends all moves of the process: what comes next could take memory from under work that nobody sees.

@@ -3,7 +3,7 @@
 use super::mock::{BASE, Mock};
 use gpupool_pool::{
     Accounts, Allocation, Claim, Config, FRAME, Free, FreeError, LARGEST_CHUNK, Links, Piece, Place, PlaceSpec, Policy,
-    Pool, Refusal, Request, order,
+    Pool, Refusal, Repacks, Request, order,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ pub fn request(bytes: u64, home: u32) -> Request {
         home,
         owner: u64::from(home) + 1,
         soft_refusal: false,
-        can_repack: false,
+        repacks: Repacks::Never,
         can_ask: false,
         can_widen: false,
     }

@@ -7,7 +7,7 @@ use super::checks::{
 use super::mock::Mock;
 use gpupool_pool::{
     Allocation, Anchor, Anchors, Block, Claim, FRAME, Free, FreeError, MoveError, Moved, Place, Policy, Pool,
-    Rearranged, Refusal, Repacked, Request, Stopped, Wish,
+    Rearranged, Refusal, Repacked, Repacks, Request, Stopped, Wish,
 };
 use proptest::prelude::*;
 use std::cell::Cell;
@@ -20,7 +20,7 @@ enum Op {
         home: u32,
         owner: u64,
         soft: bool,
-        repacks: bool,
+        repacks: Repacks,
     },
     Free {
         pick: usize,
@@ -123,6 +123,10 @@ enum Meanwhile {
 const LIMITS: [(Place, u64); 3] = [(GPU0, 256 * MIB), (GPU1, 193 * MIB), (HOST, 128 * MIB)];
 const CAPACITY: [(Place, u64); 3] = [(GPU0, 300 * MIB), (GPU1, 200 * MIB), (HOST, 128 * MIB)];
 
+fn any_repacks() -> impl Strategy<Value = Repacks> {
+    prop_oneof![Just(Repacks::Never), Just(Repacks::ToFit), Just(Repacks::ToStay)]
+}
+
 fn any_place() -> impl Strategy<Value = Place> {
     prop_oneof![Just(GPU0), Just(GPU1), Just(HOST)]
 }
@@ -139,7 +143,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     ];
     let when = prop_oneof![Just(Free::Strict), Just(Free::Lazy)];
     prop_oneof![
-        10 => (bytes, 0..2u32, 0..3u64, any::<bool>(), any::<bool>())
+        10 => (bytes, 0..2u32, 0..3u64, any::<bool>(), any_repacks())
             .prop_map(|(bytes, home, owner, soft, repacks)| Op::Allocate { bytes, home, owner, soft, repacks }),
         8 => (any::<usize>(), when).prop_map(|(pick, when)| Op::Free { pick, when }),
         2 => any::<usize>().prop_map(|pick| Op::Hold { pick }),
@@ -343,7 +347,7 @@ impl Model {
                     home,
                     owner,
                     soft_refusal: soft,
-                    can_repack: repacks,
+                    repacks,
                     can_ask: false,
                     can_widen: false,
                 });
@@ -561,7 +565,7 @@ impl Model {
                         home: 0,
                         owner: 0,
                         soft_refusal: false,
-                        can_repack: false,
+                        repacks: Repacks::Never,
                         can_ask: false,
                         can_widen: false,
                     };
@@ -1103,13 +1107,17 @@ impl Model {
                 self.told[request.home as usize] = true;
             }
             Err(Refusal::HalfUsed { place, bytes }) => {
-                assert!(request.can_repack && bytes > 0);
+                assert!(request.repacks != Repacks::Never && bytes > 0);
                 let half_used: u64 = self.half_used(place).iter().sum();
                 assert!(bytes <= half_used, "{bytes} of {half_used} are wanted at {place:?}");
                 self.told[request.home as usize] = told;
+                if request.repacks == Repacks::ToFit && !waiting {
+                    let without = self.pool.allocate(&Request { repacks: Repacks::Never, ..*request });
+                    assert!(matches!(without, Err(Refusal::Full { .. })), "{without:?} without");
+                }
                 self.repack(place, bytes, true, u32::MAX);
                 self.note_stock();
-                self.allocate(&Request { can_repack: false, can_ask: false, can_widen: false, ..*request });
+                self.allocate(&Request { repacks: Repacks::Never, can_ask: false, can_widen: false, ..*request });
             }
             Err(Refusal::Lacks { .. } | Refusal::Far { .. }) => panic!("nobody can be asked"),
             Err(Refusal::Full { .. }) if overdrawn => {}
@@ -1203,28 +1211,28 @@ proptest! {
 #[test]
 fn what_others_have_open_is_not_freed_with_what_its_borrower_is_not_done_with() {
     let ops = vec![
-        Op::Allocate { bytes: 12582912, home: 1, owner: 0, soft: false, repacks: false },
-        Op::Allocate { bytes: 8388608, home: 0, owner: 0, soft: false, repacks: false },
-        Op::Allocate { bytes: 18874369, home: 0, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 12582912, home: 1, owner: 0, soft: false, repacks: Repacks::Never },
+        Op::Allocate { bytes: 8388608, home: 0, owner: 0, soft: false, repacks: Repacks::Never },
+        Op::Allocate { bytes: 18874369, home: 0, owner: 0, soft: false, repacks: Repacks::Never },
         Op::Free { pick: 15063425673682003, when: Free::Strict },
-        Op::Allocate { bytes: 2097152, home: 1, owner: 0, soft: false, repacks: false },
-        Op::Allocate { bytes: 23068673, home: 0, owner: 0, soft: false, repacks: false },
-        Op::Allocate { bytes: 8388608, home: 1, owner: 0, soft: false, repacks: false },
-        Op::Allocate { bytes: 14680065, home: 0, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 2097152, home: 1, owner: 0, soft: false, repacks: Repacks::Never },
+        Op::Allocate { bytes: 23068673, home: 0, owner: 0, soft: false, repacks: Repacks::Never },
+        Op::Allocate { bytes: 8388608, home: 1, owner: 0, soft: false, repacks: Repacks::Never },
+        Op::Allocate { bytes: 14680065, home: 0, owner: 0, soft: false, repacks: Repacks::Never },
         Op::Hold { pick: 364457935800149671 },
         Op::FreeAfter { pick: 4819340651991481210, gpu: 0 },
-        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: Repacks::Never },
         Op::FreeTwice { pick: 0 },
         Op::FreeTwice { pick: 0 },
-        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: Repacks::Never },
         Op::Free { pick: 13835671797078129423, when: Free::Strict },
         Op::Hold { pick: 872993583837688916 },
-        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: Repacks::Never },
         Op::FreeAfter { pick: 120970371949066316, gpu: 0 },
         Op::Free { pick: 4188547942687104200, when: Free::Lazy },
-        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: Repacks::Never },
         Op::Free { pick: 1103879517507973616, when: Free::Strict },
-        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: Repacks::Never },
         Op::Free { pick: 3038544896094292986, when: Free::Lazy },
         Op::Free { pick: 0, when: Free::Strict },
         Op::WithdrawAnchor { pick: 0, why: Anchor::Shared },
@@ -1237,7 +1245,7 @@ fn what_others_have_open_is_not_freed_with_what_its_borrower_is_not_done_with() 
 /// the next block of the GPU that it came to, rather than a larger row that the thread keeps.
 #[test]
 fn what_a_move_proves_quiet_is_known_to_be_free() {
-    let allocate = |bytes, home, owner| Op::Allocate { bytes, home, owner, soft: false, repacks: false };
+    let allocate = |bytes, home, owner| Op::Allocate { bytes, home, owner, soft: false, repacks: Repacks::Never };
     let strictly = |pick| Op::Free { pick, when: Free::Strict };
     let rearrange = |wish, stops, quiet, victim| Op::Rearrange {
         wishes: vec![wish],
@@ -1274,7 +1282,7 @@ fn what_a_move_proves_quiet_is_known_to_be_free() {
 /// A move that is given up takes a part out of a row that is partly quiet, and gives it back: the quiet part begins at a chunk then.
 #[test]
 fn what_a_move_gives_back_leaves_the_rest_of_a_row_quiet() {
-    let allocate = |bytes| Op::Allocate { bytes, home: 0, owner: 0, soft: false, repacks: false };
+    let allocate = |bytes| Op::Allocate { bytes, home: 0, owner: 0, soft: false, repacks: Repacks::Never };
     let strictly = |pick| Op::Free { pick, when: Free::Strict };
     let ops = vec![
         allocate(2097152),
@@ -1309,7 +1317,7 @@ fn what_a_move_gives_back_leaves_the_rest_of_a_row_quiet() {
 /// at all of its memory, and until then the best fit may be missed.
 #[test]
 fn what_a_move_could_not_prove_quiet_may_be_known_late() {
-    let allocate = |bytes, home| Op::Allocate { bytes, home, owner: 0, soft: false, repacks: false };
+    let allocate = |bytes, home| Op::Allocate { bytes, home, owner: 0, soft: false, repacks: Repacks::Never };
     let ops = vec![
         allocate(2 * MIB, 1),
         Op::Move { pick: 0, from: 0, bytes: u64::MAX, place: GPU0 },

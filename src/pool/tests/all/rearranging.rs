@@ -8,7 +8,7 @@ use super::mock::{FaultKind, Mock};
 use crate::next_step::{Attempt, Step};
 use gpupool_pool::{
     Allocation, Anchor, Backend, FRAME, Free, MoveError, Moved, Place, Policy, Pool, Rearranged, Refusal, Repacked,
-    Request, Stopped, Wish,
+    Repacks, Request, Stopped, Wish,
 };
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -557,7 +557,7 @@ fn half_used(peer: u64) -> (Pool<Mock>, Vec<Allocation>) {
 }
 
 fn for_repackers(pool: &Pool<Mock>, bytes: u64) -> Result<Allocation, Refusal<u64>> {
-    pool.allocate(&Request { can_repack: true, can_ask: false, can_widen: false, ..request(bytes, 0) })
+    pool.allocate(&Request { repacks: Repacks::ToStay, can_ask: false, can_widen: false, ..request(bytes, 0) })
 }
 
 #[test]
@@ -570,10 +570,13 @@ fn a_block_that_would_go_elsewhere_is_served_at_home_once_chunks_are_cut_anew() 
     );
     let refusal = for_repackers(&pool, 24 * MIB);
     assert_eq!(refusal, Err(Refusal::HalfUsed { place: GPU0, bytes: 24 * MIB }));
-    // Who cannot stop the program gets what there is.
-    let far = allocate(&pool, 24 * MIB).unwrap();
-    assert_eq!(far.on_peers, 24 * MIB);
-    pool.free(far.block.address, Free::Strict).unwrap();
+    // Who cannot stop the program gets what there is, and who stops it only for what would be refused.
+    for repacks in [Repacks::Never, Repacks::ToFit] {
+        let far =
+            pool.allocate(&Request { repacks, can_ask: false, can_widen: false, ..request(24 * MIB, 0) }).unwrap();
+        assert_eq!(far.on_peers, 24 * MIB);
+        pool.free(far.block.address, Free::Strict).unwrap();
+    }
     // Home is full, so what is in use goes over the peer.
     let stop = || Some(Still::new(pool.backend(), u32::MAX));
     assert_eq!(pool.repack(GPU0, 24 * MIB, |_| false, |_, _| false, stop), Ok(Repacked::default()), "there is no way");
@@ -606,7 +609,10 @@ fn a_block_that_would_be_refused_is_served_once_chunks_are_cut_anew() {
     assert_eq!(allocate(&pool, 30 * MIB), Err(Refusal::Full { missing: 22 * MIB }));
     let too_much = for_repackers(&pool, 34 * MIB);
     assert!(matches!(too_much, Err(Refusal::Full { .. })), "more than there is: {too_much:?}");
-    assert_eq!(for_repackers(&pool, 30 * MIB), Err(Refusal::HalfUsed { place: GPU0, bytes: 22 * MIB }));
+    let lacking = Err(Refusal::HalfUsed { place: GPU0, bytes: 22 * MIB });
+    assert_eq!(for_repackers(&pool, 30 * MIB), lacking);
+    let to_fit = Request { repacks: Repacks::ToFit, can_ask: false, can_widen: false, ..request(30 * MIB, 0) };
+    assert_eq!(pool.allocate(&to_fit), lacking);
     let stop = || Some(Still::new(pool.backend(), u32::MAX));
     assert_eq!(pool.repack(GPU0, 22 * MIB, |_| true, |_, _| false, stop).map(|it| it.freed), Ok(24 * MIB));
     let near = for_repackers(&pool, 30 * MIB).unwrap();

@@ -22,12 +22,12 @@ use crate::backing::{self, copies, level, residence, terms};
 use crate::bypass::{self, Answer, Bypass};
 use crate::watch::context::{self, Context, Observer};
 use crate::{bell, live, log, process};
-use gpupool_config::{Free as FreeSetting, Mode, format_size};
+use gpupool_config::{Free as FreeSetting, Mode, Move, format_size};
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_events::{BlockAllocate, BlockFree, PoolFallback, PoolGrow, PoolRefuse, PoolSpill, PoolTrim};
 use gpupool_interpose::Api;
 use gpupool_pool::{
-    Accounts, Allocation, Anchor, Block, Claim, Free, FreeError, Piece, Place, Pool, Request, Small, Usage,
+    Accounts, Allocation, Anchor, Block, Claim, Free, FreeError, Piece, Place, Pool, Repacks, Request, Small, Usage,
 };
 use once_cell::race::OnceBox;
 use outcome::Outcome;
@@ -117,7 +117,7 @@ pub fn from_pool(
         home,
         owner: context.id,
         soft_refusal: soft,
-        can_repack: repacker.is_some(),
+        repacks: repacks_for(repacker.is_some()),
         can_ask: ASKER.get().is_some(),
         can_widen: terms::keeps_apart() && WIDENER.get().is_some(),
     };
@@ -154,7 +154,9 @@ pub fn from_pool(
             Outcome::HalfUsed { place, bytes } => {
                 let freed = repacker.map_or(0, |repack| repack(place, bytes, "request"));
                 repacks = repacks.saturating_sub(1);
-                request.can_repack = freed > 0 && repacks > 0;
+                if freed == 0 || repacks == 0 {
+                    request.repacks = Repacks::Never;
+                }
             }
             Outcome::Lacks { bytes } => {
                 request.can_ask = asking.ask(home, bytes);
@@ -177,6 +179,15 @@ pub fn from_pool(
     }
 }
 
+/// Without `GPUPOOL_MOVE` the program is stopped only where it would be refused otherwise.
+fn repacks_for(can: bool) -> Repacks {
+    match process::settings().moving {
+        _ if !can => Repacks::Never,
+        Move::Off => Repacks::ToFit,
+        Move::Auto | Move::Stress => Repacks::ToStay,
+    }
+}
+
 /// Whether a request is for a block that shares its frames with others.
 #[inline]
 pub fn is_small(bytes: u64) -> bool {
@@ -192,7 +203,7 @@ pub fn small_from_pool(opened: &Opened, context: &Context, bytes: u64) -> Answer
         home: device.ordinal(),
         owner: context.id,
         soft_refusal: false,
-        can_repack: false,
+        repacks: Repacks::Never,
         can_ask: false,
         can_widen: false,
     };
