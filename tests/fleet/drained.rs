@@ -387,6 +387,18 @@ fn a_number_that_no_gpu_has_is_drained_by_nobody_and_one_of_a_gpu_that_was_taken
     assert!(machine.gpupool(&format!("undrain {unknown}")).status.success());
 }
 
+/// Another thread of the program is about to make 60 MiB of memory on GPU 1, and stands in that.
+fn makes_late(program: &mut Running) {
+    assert_eq!(program.ask("hold cuMemCreate"), "it will");
+    program.ask("allocate 60");
+    eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+}
+
+fn goes_on_with_it(program: &mut Running) {
+    assert_eq!(program.ask("let"), "it does");
+    eventually("its memory", || (program.ask("allocated") == "yes").then_some(()));
+}
+
 /// A thread that had chosen the GPU before it was drained makes memory there behind that.
 #[test]
 fn what_is_made_on_a_gpu_while_that_is_drained_leaves_as_well() {
@@ -394,15 +406,30 @@ fn what_is_made_on_a_gpu_while_that_is_drained_leaves_as_well() {
     let mut program = machine.start(machine.run().nvml().env("GPUPOOL_LIMIT", "0:4MiB"));
     assert_eq!(program.ask("keep 40"), "kept");
     machine.until(&program, "memory on GPU 1", |page| held(page, 1) >= 30 * MIB);
-    assert_eq!(program.ask("hold cuMemCreate"), "it will");
-    program.ask("allocate 60");
-    eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+    makes_late(&mut program);
     let (told, _) = machine.told("drain --json 1");
     assert!(told[0]["bytes"].as_u64() >= Some(30 * MIB), "{told}");
-    assert_eq!(program.ask("let"), "it does");
-    eventually("its memory", || (program.ask("allocated") == "yes").then_some(()));
+    goes_on_with_it(&mut program);
     machine.until(&program, "an empty GPU 1", |page| {
         page.levels.live_bytes == 100 * MIB && at(page, 1).drained && held(page, 1) == 0
+    });
+    ends_well(program);
+}
+
+/// The drain had found that the program uses nothing there, and was about to return what it had freed.
+#[test]
+fn what_is_made_on_a_gpu_in_the_last_moment_of_its_drain_leaves_as_well() {
+    let machine = Machine::new("2x320MiB");
+    let run = machine.run().nvml().env("GPUPOOL_LIMIT", "0:4MiB").env("GPUPOOL_IDLE", "off");
+    let mut program = machine.start(run);
+    assert_eq!(program.ask("keep 64"), "kept");
+    makes_late(&mut program);
+    assert_eq!(program.ask("drop"), "freed");
+    assert_eq!(program.ask("late cuMemRelease"), "it will");
+    let (told, _) = machine.told("drain --json 1");
+    assert_eq!(program.ask("allocated"), "yes", "{told}");
+    machine.until(&program, "an empty GPU 1", |page| {
+        page.levels.live_bytes == 60 * MIB && at(page, 1).drained && held(page, 1) == 0
     });
     ends_well(program);
 }
