@@ -433,3 +433,22 @@ fn what_is_made_on_a_gpu_in_the_last_moment_of_its_drain_leaves_as_well() {
     });
     ends_well(program);
 }
+
+/// And for which the log tells of no drain that had anything leave.
+#[track_caller]
+fn was_never_there(events: &[Event]) {
+    let drains: Vec<_> = events.iter().filter(|event| matches!(event, Event::GpuDrain(_))).collect();
+    assert!(drains.is_empty(), "{drains:?}");
+}
+
+/// Before it has any nobody has looked at what the GPUs are.
+#[test]
+fn the_first_memory_of_a_program_goes_to_no_drained_gpu_also_if_it_is_its_own() {
+    let machine = Machine::new("2x320MiB");
+    machine.told("drain --json 0");
+    let mut program = machine.start(machine.neighbour(0, 50));
+    assert_eq!(program.ask("own 60"), "made");
+    let page = machine.until(&program, "its memory", |page| held(page, 0) + held(page, 1) >= 60 * MIB);
+    assert_eq!((held(&page, 0), held(&page, 1)), (0, 60 * MIB), "{page:?}");
+    was_never_there(&is_whole(program));
+}

@@ -40,6 +40,10 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
         why.note(real.api);
         return at_home(real, home);
     }
+    // A program's first memory may be this, and before there is a plan nobody knows what a drain or others say of the GPU.
+    if let Some(driver) = process::driver() {
+        let _ = backing::open::plan(driver);
+    }
     let Some(limit) = backing::terms::limit_of(device) else {
         let result = at_home_of_all(real, request);
         if result != CuResult::OUT_OF_MEMORY {
