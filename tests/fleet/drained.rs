@@ -434,6 +434,24 @@ fn what_is_made_on_a_gpu_in_the_last_moment_of_its_drain_leaves_as_well() {
     ends_well(program);
 }
 
+/// The same of what a new setting keeps from a GPU.
+#[test]
+fn what_is_made_on_a_gpu_that_may_lend_no_more_of_it_leaves_as_well() {
+    for setting in ["devices=0", "limit=0:4MiB,1:0"] {
+        let machine = Machine::new("2x320MiB");
+        let run = machine.run().nvml().env("GPUPOOL_LIMIT", "0:4MiB").env("GPUPOOL_DEVICES", "0,1");
+        let mut program = machine.start(run);
+        assert_eq!(program.ask("keep 40"), "kept");
+        machine.until(&program, "a loan", |page| held(page, 1) >= 30 * MIB);
+        makes_late(&mut program);
+        let (told, done) = machine.told(&format!("set --json {} {setting}", program.pid()));
+        assert!(done, "{told}");
+        goes_on_with_it(&mut program);
+        machine.until(&program, "nothing lent", |page| page.levels.live_bytes == 100 * MIB && held(page, 1) == 0);
+        ends_well(program);
+    }
+}
+
 /// And for which the log tells of no drain that had anything leave.
 #[track_caller]
 fn was_never_there(events: &[Event]) {
