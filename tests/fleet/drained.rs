@@ -452,6 +452,11 @@ fn what_is_made_on_a_gpu_that_may_lend_no_more_of_it_leaves_as_well() {
     }
 }
 
+/// What is on the host of a program's memory, the pool's and its own.
+fn on_host(page: &Snapshot) -> u64 {
+    page.levels.places.rows.iter().filter(|place| place.on_host).map(|place| place.held + place.own).sum()
+}
+
 /// And for which the log tells of no drain that had anything leave.
 #[track_caller]
 fn was_never_there(events: &[Event]) {
@@ -469,4 +474,41 @@ fn the_first_memory_of_a_program_goes_to_no_drained_gpu_also_if_it_is_its_own() 
     let page = machine.until(&program, "its memory", |page| held(page, 0) + held(page, 1) >= 60 * MIB);
     assert_eq!((held(&page, 0), held(&page, 1)), (0, 60 * MIB), "{page:?}");
     was_never_there(&is_whole(program));
+}
+
+/// An arena: 200 MiB are more than half of what the GPU has, and 60 of what it may have.
+#[test]
+fn a_drained_gpu_gets_no_arena_while_the_host_has_room() {
+    let arenas = [
+        ("200", "0", "", 0),
+        ("60", "0", "0:4MiB", 0),
+        ("200", "0,1", "1:100MiB", 100 * MIB),
+        ("200", "0,1", "", 200 * MIB),
+    ];
+    for (mib, devices, limit, on_peer) in arenas {
+        let machine = Machine::new("2x320MiB");
+        machine.told("drain --json 0");
+        let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", devices).env("GPUPOOL_LIMIT", limit);
+        let mut program = machine.start(run);
+        assert_eq!(program.ask(&format!("own {mib}")), "made");
+        let bytes = mib.parse::<u64>().unwrap() * MIB;
+        let page = machine.until(&program, "its memory", |page| {
+            let gpus = page.levels.places.rows.iter().filter(|place| place.is_gpu());
+            gpus.map(|gpu| held(page, gpu.number)).sum::<u64>() + on_host(page) >= bytes
+        });
+        let peer = if devices == "0" { 0 } else { held(&page, 1) };
+        assert_eq!((held(&page, 0), peer, on_host(&page)), (0, on_peer, bytes - on_peer), "{mib} {devices} {page:?}");
+        was_never_there(&is_whole(program));
+    }
+}
+
+/// More than the GPU itself has is refused, as it would be bare: the program asks for less then.
+#[test]
+fn an_arena_that_the_gpu_would_not_have_is_refused_also_while_that_is_drained() {
+    let machine = Machine::new("1x320MiB");
+    machine.told("drain --json 0");
+    let run = machine.with_priority(Run::program("own_memory").args("c:340 c:200 s"), 50);
+    let output = run.env("XDG_RUNTIME_DIR", machine.folder.path()).go();
+    output.says("create 340: 2");
+    output.says("used: gpu0 4 host 200");
 }
