@@ -512,3 +512,13 @@ fn an_arena_that_the_gpu_would_not_have_is_refused_also_while_that_is_drained() 
     output.says("create 340: 2");
     output.says("used: gpu0 4 host 200");
 }
+
+#[test]
+fn what_does_not_come_back_because_of_a_limit_is_told_with_that() {
+    let machine = Machine::new("1x320MiB");
+    machine.told("drain --json 0");
+    let program = machine.holder(machine.neighbour(0, 50).env("GPUPOOL_LIMIT", "0:40MiB"), 60);
+    let (told, _) = machine.told("undrain --json 0");
+    has(&stayed(&told, &program), 16 * MIB, "GPU 0 has no room for it: GPUPOOL_LIMIT allows 40.0 MiB of it");
+    is_whole(program);
+}
