@@ -1,6 +1,7 @@
 //! When it is tried again to have memory leave a GPU by itself: what did not leave, and what came there behind the last try, as from a thread that had
 //! chosen the GPU before.
 
+use crate::suspend::given;
 use crate::suspend::vacate::{self, Rest, Vacated};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -65,6 +66,12 @@ impl Again {
 /// Whether it did not leave because other memory was on its way to the host: it leaves behind that.
 pub fn settles_still(done: &Vacated) -> bool {
     done.rest.iter().any(|rest| rest.cause == vacate::SETTLING)
+}
+
+/// Whether one may begin: what a suspended program has where is settled when it is resumed, and while an image is being written this would wait for that, which others wait
+/// for then who ask the agent.
+pub fn may_try() -> bool {
+    given::may_come_back()
 }
 
 /// Whether a try that has begun now goes on still.

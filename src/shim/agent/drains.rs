@@ -3,7 +3,7 @@
 //! The files are what holds. A request by a socket says that they have changed, and waits for what comes of it; a process that was stopped
 //! then, or that nobody could ask, sees the files when its agent next looks.
 
-use super::again::{Again, one_try, settles_still};
+use super::again::{Again, may_try, one_try, settles_still};
 use super::page_path;
 use crate::backing::{open, terms};
 use crate::process;
@@ -62,13 +62,13 @@ fn leave(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &m
 /// A thread that had chosen a GPU before it was drained makes its memory there behind that, and a program that starts later may have some there that was on no
 /// list yet.
 fn leave_again() -> Option<Duration> {
-    // What a suspended program has where is settled when it is resumed.
-    if suspend::since() != 0 {
-        return None;
+    // From one with a grave error nothing is copied unasked.
+    let gpus: Vec<u32> = terms::drained().into_iter().filter(|gpu| !terms::is_left_alone(*gpu)).collect();
+    if gpus.is_empty() || !may_try() {
+        return Some(PERIOD).filter(|_| !gpus.is_empty() && suspend::since() == 0);
     }
     let mut next = None;
-    // From one with a grave error nothing is copied unasked.
-    for gpu in terms::drained().into_iter().filter(|gpu| !terms::is_left_alone(*gpu)) {
+    for gpu in gpus {
         let there = vacate::loose_on(gpu, false);
         let due = AGAIN.lock().due(gpu, there, Instant::now());
         if due == Some(Duration::ZERO) {

@@ -3,7 +3,7 @@
 //! All that is asked for at once is looked at before any of it is done, so that nobody has half of it. What was read once and decided much
 //! since (the mode, who serves small requests, what contexts are made with) cannot be changed, and that is said.
 
-use super::again::{Again, one_try};
+use super::again::{Again, may_try, one_try};
 use crate::backing::{open, terms};
 use crate::recall;
 use crate::serve::memory::idle;
@@ -293,9 +293,9 @@ fn against(gpu: u32) -> Option<(Which, u64)> {
 /// Has that leave which is on GPUs against what was set, if it is time to: what could not leave then, and what has come since, as from a thread that had chosen the GPU
 /// before. How long nothing need be done.
 pub fn look() -> Option<Duration> {
-    // What a suspended program has where is settled when it is resumed.
-    if !IS_NARROWED.load(Ordering::Relaxed) || suspend::since() != 0 {
-        return None;
+    let is_narrowed = IS_NARROWED.load(Ordering::Relaxed);
+    if !is_narrowed || !may_try() {
+        return Some(PERIOD).filter(|_| is_narrowed && suspend::since() == 0);
     }
     let mut all = AGAIN.lock();
     let (again, looked) = &mut *all;
