@@ -282,6 +282,7 @@ fn who_is_stopped_or_never_comes_to_rest_delays_nobody_and_leaves_afterwards() {
     goes_on(&mut stopped);
     machine.until(&stopped, "an empty GPU 1", |page| at(page, 1).drained && held(page, 1) == 0);
     busy.ask("release");
+    machine.until(&busy, "an empty GPU 1", |page| at(page, 1).drained && held(page, 1) == 0);
     assert!(machine.told("drain --json 1").1);
     goes_on(&mut busy);
     [stopped, busy, other].into_iter().for_each(|program| drop(ends_well(program)));

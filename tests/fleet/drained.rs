@@ -387,6 +387,18 @@ fn a_number_that_no_gpu_has_is_drained_by_nobody_and_one_of_a_gpu_that_was_taken
     assert!(machine.gpupool(&format!("undrain {unknown}")).status.success());
 }
 
+/// Another thread of the program is about to make 60 MiB of memory on GPU 1, and stands in that.
+fn makes_late(program: &mut Running) {
+    assert_eq!(program.ask("hold cuMemCreate"), "it will");
+    program.ask("allocate 60");
+    eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+}
+
+fn goes_on_with_it(program: &mut Running) {
+    assert_eq!(program.ask("let"), "it does");
+    eventually("its memory", || (program.ask("allocated") == "yes").then_some(()));
+}
+
 /// A thread that had chosen the GPU before it was drained makes memory there behind that.
 #[test]
 fn what_is_made_on_a_gpu_while_that_is_drained_leaves_as_well() {
@@ -394,15 +406,119 @@ fn what_is_made_on_a_gpu_while_that_is_drained_leaves_as_well() {
     let mut program = machine.start(machine.run().nvml().env("GPUPOOL_LIMIT", "0:4MiB"));
     assert_eq!(program.ask("keep 40"), "kept");
     machine.until(&program, "memory on GPU 1", |page| held(page, 1) >= 30 * MIB);
-    assert_eq!(program.ask("hold cuMemCreate"), "it will");
-    program.ask("allocate 60");
-    eventually("a call that stands", || (program.ask("stands") == "yes").then_some(()));
+    makes_late(&mut program);
     let (told, _) = machine.told("drain --json 1");
     assert!(told[0]["bytes"].as_u64() >= Some(30 * MIB), "{told}");
-    assert_eq!(program.ask("let"), "it does");
-    eventually("its memory", || (program.ask("allocated") == "yes").then_some(()));
+    goes_on_with_it(&mut program);
     machine.until(&program, "an empty GPU 1", |page| {
         page.levels.live_bytes == 100 * MIB && at(page, 1).drained && held(page, 1) == 0
     });
     ends_well(program);
+}
+
+/// The drain had found that the program uses nothing there, and was about to return what it had freed.
+#[test]
+fn what_is_made_on_a_gpu_in_the_last_moment_of_its_drain_leaves_as_well() {
+    let machine = Machine::new("2x320MiB");
+    let run = machine.run().nvml().env("GPUPOOL_LIMIT", "0:4MiB").env("GPUPOOL_IDLE", "off");
+    let mut program = machine.start(run);
+    assert_eq!(program.ask("keep 64"), "kept");
+    makes_late(&mut program);
+    assert_eq!(program.ask("drop"), "freed");
+    assert_eq!(program.ask("late cuMemRelease"), "it will");
+    let (told, _) = machine.told("drain --json 1");
+    assert_eq!(program.ask("allocated"), "yes", "{told}");
+    machine.until(&program, "an empty GPU 1", |page| {
+        page.levels.live_bytes == 60 * MIB && at(page, 1).drained && held(page, 1) == 0
+    });
+    ends_well(program);
+}
+
+/// The same of what a new setting keeps from a GPU.
+#[test]
+fn what_is_made_on_a_gpu_that_may_lend_no_more_of_it_leaves_as_well() {
+    for setting in ["devices=0", "limit=0:4MiB,1:0"] {
+        let machine = Machine::new("2x320MiB");
+        let run = machine.run().nvml().env("GPUPOOL_LIMIT", "0:4MiB").env("GPUPOOL_DEVICES", "0,1");
+        let mut program = machine.start(run);
+        assert_eq!(program.ask("keep 40"), "kept");
+        machine.until(&program, "a loan", |page| held(page, 1) >= 30 * MIB);
+        makes_late(&mut program);
+        let (told, done) = machine.told(&format!("set --json {} {setting}", program.pid()));
+        assert!(done, "{told}");
+        goes_on_with_it(&mut program);
+        machine.until(&program, "nothing lent", |page| page.levels.live_bytes == 100 * MIB && held(page, 1) == 0);
+        ends_well(program);
+    }
+}
+
+/// What is on the host of a program's memory, the pool's and its own.
+fn on_host(page: &Snapshot) -> u64 {
+    page.levels.places.rows.iter().filter(|place| place.on_host).map(|place| place.held + place.own).sum()
+}
+
+/// And for which the log tells of no drain that had anything leave.
+#[track_caller]
+fn was_never_there(events: &[Event]) {
+    let drains: Vec<_> = events.iter().filter(|event| matches!(event, Event::GpuDrain(_))).collect();
+    assert!(drains.is_empty(), "{drains:?}");
+}
+
+/// Before it has any nobody has looked at what the GPUs are.
+#[test]
+fn the_first_memory_of_a_program_goes_to_no_drained_gpu_also_if_it_is_its_own() {
+    let machine = Machine::new("2x320MiB");
+    machine.told("drain --json 0");
+    let mut program = machine.start(machine.neighbour(0, 50));
+    assert_eq!(program.ask("own 60"), "made");
+    let page = machine.until(&program, "its memory", |page| held(page, 0) + held(page, 1) >= 60 * MIB);
+    assert_eq!((held(&page, 0), held(&page, 1)), (0, 60 * MIB), "{page:?}");
+    was_never_there(&is_whole(program));
+}
+
+/// An arena: 200 MiB are more than half of what the GPU has, and 60 of what it may have.
+#[test]
+fn a_drained_gpu_gets_no_arena_while_the_host_has_room() {
+    let arenas = [
+        ("200", "0", "", 0),
+        ("60", "0", "0:4MiB", 0),
+        ("200", "0,1", "1:100MiB", 100 * MIB),
+        ("200", "0,1", "", 200 * MIB),
+    ];
+    for (mib, devices, limit, on_peer) in arenas {
+        let machine = Machine::new("2x320MiB");
+        machine.told("drain --json 0");
+        let run = machine.neighbour(0, 50).env("GPUPOOL_DEVICES", devices).env("GPUPOOL_LIMIT", limit);
+        let mut program = machine.start(run);
+        assert_eq!(program.ask(&format!("own {mib}")), "made");
+        let bytes = mib.parse::<u64>().unwrap() * MIB;
+        let page = machine.until(&program, "its memory", |page| {
+            let gpus = page.levels.places.rows.iter().filter(|place| place.is_gpu());
+            gpus.map(|gpu| held(page, gpu.number)).sum::<u64>() + on_host(page) >= bytes
+        });
+        let peer = if devices == "0" { 0 } else { held(&page, 1) };
+        assert_eq!((held(&page, 0), peer, on_host(&page)), (0, on_peer, bytes - on_peer), "{mib} {devices} {page:?}");
+        was_never_there(&is_whole(program));
+    }
+}
+
+/// More than the GPU itself has is refused, as it would be bare: the program asks for less then.
+#[test]
+fn an_arena_that_the_gpu_would_not_have_is_refused_also_while_that_is_drained() {
+    let machine = Machine::new("1x320MiB");
+    machine.told("drain --json 0");
+    let run = machine.with_priority(Run::program("own_memory").args("c:340 c:200 s"), 50);
+    let output = run.env("XDG_RUNTIME_DIR", machine.folder.path()).go();
+    output.says("create 340: 2");
+    output.says("used: gpu0 4 host 200");
+}
+
+#[test]
+fn what_does_not_come_back_because_of_a_limit_is_told_with_that() {
+    let machine = Machine::new("1x320MiB");
+    machine.told("drain --json 0");
+    let program = machine.holder(machine.neighbour(0, 50).env("GPUPOOL_LIMIT", "0:40MiB"), 60);
+    let (told, _) = machine.told("undrain --json 0");
+    has(&stayed(&told, &program), 16 * MIB, "GPU 0 has no room for it: GPUPOOL_LIMIT allows 40.0 MiB of it");
+    is_whole(program);
 }

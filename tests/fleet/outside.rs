@@ -190,6 +190,17 @@ fn the_smallest_of_what_others_allow_binds_and_is_told() {
     assert!(what.contains(&format!("{} of the 320.0 MiB", told_size(64))) && what.contains("of GPU 1"), "{what}");
 }
 
+/// Of its own, before anybody has looked at what the GPUs are.
+#[test]
+fn what_others_allow_binds_the_first_memory_of_a_program_as_well() {
+    let machine = Machine::new("2x320MiB");
+    let mut program = machine.start(machine.neighbour(0, 50).env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=64M"));
+    assert_eq!(program.ask("own 100"), "made");
+    let page = machine.until(&program, "its memory", |page| held(page, 0) + held(page, 1) >= 100 * MIB);
+    assert!(held(&page, 0) <= 64 * MIB, "{page:?}");
+    is_whole(program);
+}
+
 fn told_size(mib: u64) -> String {
     format!("{mib}.0 MiB")
 }

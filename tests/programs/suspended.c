@@ -15,6 +15,7 @@
  *   fork             a child that answers the driver's version, and ends
  *   allocate MIB     by another thread; allocated: whether it has
  *   hold CALL        the next call of the driver of this name stands at its end; stands: whether one does; let: it goes on
+ *   late CALL        the next call of the driver of this name lets the one go on that stands, and ends once that has had its memory (allocate)
  *   create MIB       by another thread, memory of the program's own, mapped and filled; allocated: whether it has; filled: whether that is over;
  *                  created: how many words of the last one are wrong
  *   keep MIB         by another thread, memory in a context of its own that it fills; kept: whether it has
@@ -191,6 +192,15 @@ static void *allocate(void *argument)
     CHECK(cuMemAlloc_v2(&block, (size_t)(uintptr_t)argument * MIB));
     atomic_store(&is_allocated, 1);
     return NULL;
+}
+
+static char late_call[64];
+
+static void await_allocation(void)
+{
+    atomic_store(&goes_on, 1);
+    while (!atomic_load(&is_allocated))
+        usleep(1000);
 }
 
 static CUdeviceptr last_created;
@@ -654,6 +664,9 @@ int main(void)
             pthread_exit(NULL);
         } else if (orders_a_call(line)) {
             /* It is answered. */
+        } else if (sscanf(line, "late %63s", late_call) == 1) {
+            find_simulator().after(late_call, await_allocation);
+            puts("it will");
         } else if (strcmp(line, "allocated") == 0) {
             puts(atomic_load(&is_allocated) ? "yes" : "no");
         } else if (strcmp(line, "end") == 0) {

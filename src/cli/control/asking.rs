@@ -14,6 +14,7 @@ use gpupool_wire::blocks::Handle;
 use gpupool_wire::control::{ROOM, Reply, Request, Target};
 use gpupool_wire::socket::{Credentials, Failure as Unheard, wait};
 use rustix::fs::{AtFlags, Gid, Uid, chownat};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::telling::{Progress, Told, told_by};
@@ -137,10 +138,13 @@ pub(super) fn connect(row: &Listed, request: &Request, until: Option<Instant>) -
             std::thread::sleep(TURN);
             continue;
         };
-        // Whoever is to connect needs to write to it.
-        let given = chownat(folder.fd(), name, Some(Uid::from_raw(row.owner)), None::<Gid>, AtFlags::SYMLINK_NOFOLLOW);
+        let is_given = give(&folder, name, row.owner);
+        // What is there by now is another one's.
+        if is_given == Ok(false) {
+            continue;
+        }
         let door = Door::at(&folder, name);
-        given.map_err(|error| words("giving the socket to its user", &error))?;
+        is_given.map_err(|error| words("giving the socket to its user", &error))?;
         // Who goes on after a stop, or came late to its place in the line, finds that somebody else listens.
         if let Some(socket) = accept(&listener, row, &page, &door, answer_by)? {
             break socket;
@@ -297,6 +301,15 @@ fn listen(folder: &Folder, name: &str, is_first: impl Fn() -> bool) -> Result<Op
     listener.map_err(|error| format!("listening in {} failed: {error}", folder.path().display()))
 }
 
+/// Gives a socket to its process's user: whoever is to connect needs to write to it. `false`: it is there no more, since another one that took the turn for its own has
+/// removed it, as of two that come in the same millisecond.
+fn give(folder: &Folder, name: &str, owner: u32) -> Result<bool, Errno> {
+    match chownat(folder.fd(), name, Some(Uid::from_raw(owner)), None::<Gid>, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => Ok(false),
+        answer => answer.map(|()| true),
+    }
+}
+
 /// The process's connection; `None`: somebody else listens for it now.
 fn accept(
     listener: &Socket,
@@ -428,5 +441,18 @@ mod tests {
         assert!(listens(false).is_none() && door.is_there());
         assert!(listens(true).is_some() && !door.is_there(), "who is first takes the place of one that is killed");
         drop((door, earlier));
+    }
+
+    #[test]
+    fn a_socket_that_another_one_has_removed_before_it_was_given_to_its_user_is_no_failure() {
+        let around = tempfile::tempdir().unwrap();
+        let (folder, _) = Folder::own(&Roots::new(Some(around.path().into()))).unwrap();
+        let own = geteuid().as_raw();
+        let earlier = listen(&folder, "1-2.call", || true).unwrap().unwrap();
+        drop(Door::at(&folder, "1-2.call"));
+        assert_eq!(give(&folder, "1-2.call", own), Ok(false));
+        let again = listen(&folder, "1-2.call", || true).unwrap();
+        assert!(again.is_some() && give(&folder, "1-2.call", own) == Ok(true));
+        drop((earlier, again));
     }
 }

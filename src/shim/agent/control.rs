@@ -53,6 +53,7 @@ pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
     // Whoever rang may have said it by the file alone: a process that was stopped heard of nothing else.
     let drains = drains::look()
         .into_iter()
+        .chain(set::look())
         .chain(bring_home::look())
         .chain(suspend::settle())
         .chain(suspend::spare::look())

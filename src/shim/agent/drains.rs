@@ -3,6 +3,7 @@
 //! The files are what holds. A request by a socket says that they have changed, and waits for what comes of it; a process that was stopped
 //! then, or that nobody could ask, sees the files when its agent next looks.
 
+use super::again::{Again, may_try, one_try, settles_still};
 use super::page_path;
 use crate::backing::{open, terms};
 use crate::process;
@@ -45,25 +46,51 @@ static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
 /// GPUs that were left because rows of theirs are to be replaced.
 static LEFT: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// GPUs that were left because they are drained, and how much could not leave of what lay there.
-static STAYED: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
+/// What became of GPUs that were left because they are drained.
+static AGAIN: Mutex<Again> = Mutex::new(Again::new());
 
-/// This is what came of a GPU's drain. What was not to leave is not among it, and what nothing was moved of is not tried again before more is there.
-fn note_stayed(gpu: u32, done: &Vacated) {
-    let stayed = done.rest.iter().filter(|rest| !rest.cause.is_empty()).map(|rest| rest.bytes).sum();
-    let there = if done.moved == 0 { vacate::bytes_on(gpu) } else { 0 };
-    STAYED.lock().insert(gpu, there.max(stayed));
+/// Has memory leave a GPU that is drained.
+fn leave(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &mut dyn FnMut(u64, u64)) -> Vacated {
+    let there = vacate::loose_on(gpu, false);
+    let done = vacate::drain(gpu, deadline, is_wanted, progress);
+    AGAIN.lock().note(gpu, there, &done, Instant::now());
+    done
 }
 
-/// Has that be left again on which more lies now: a thread that had chosen a GPU before it was drained makes its memory there behind that.
-fn see_what_came_late() {
-    // What a suspended program has where is settled when it is resumed.
-    if suspend::since() != 0 {
-        return;
+/// Has that leave which is on drained GPUs, if it is time to: what could not leave before, and what has come since. How long nothing need be done.
+///
+/// A thread that had chosen a GPU before it was drained makes its memory there behind that, and a program that starts later may have some there that was on no
+/// list yet.
+fn leave_again() -> Option<Duration> {
+    // From one with a grave error nothing is copied unasked.
+    let gpus: Vec<u32> = terms::drained().into_iter().filter(|gpu| !terms::is_left_alone(*gpu)).collect();
+    if gpus.is_empty() || !may_try() {
+        return Some(PERIOD).filter(|_| !gpus.is_empty() && suspend::since() == 0);
     }
-    let known = STAYED.lock().clone();
-    let is_more = |(gpu, stayed): &(u32, u64)| terms::is_drained(*gpu) && vacate::bytes_on(*gpu) > *stayed;
-    SEEN.lock().extend(known.into_iter().filter(is_more).map(|(gpu, _)| (gpu, true)));
+    let mut next = None;
+    for gpu in gpus {
+        let there = vacate::loose_on(gpu, false);
+        let due = AGAIN.lock().due(gpu, there, Instant::now());
+        if due == Some(Duration::ZERO) {
+            let done = vacate::drain_again(gpu, Instant::now() + PATIENCE, &one_try());
+            let mut again = AGAIN.lock();
+            again.note(gpu, there, &done, Instant::now());
+            next = next.into_iter().chain(again.due(gpu, there, Instant::now())).min();
+            drop(again);
+            if done.moved > 0 {
+                note_by_itself(gpu, true, &done);
+            }
+        } else {
+            next = next.into_iter().chain(due).min();
+        }
+    }
+    next
+}
+
+fn note_by_itself(gpu: u32, is_drained: bool, done: &Vacated) {
+    let mut all = BY_ITSELF.lock();
+    all.retain(|known| known.gpu != gpu && known.at.elapsed() < PATIENCE);
+    all.push(ByItself { gpu, is_drained, bytes: done.moved, took: done.took, at: Instant::now() });
 }
 
 /// Looks at the files.
@@ -95,26 +122,23 @@ pub fn look() -> Option<Duration> {
     };
     if is_due {
         see(BEHIND);
-        see_what_came_late();
     }
     let until = Instant::now() + PATIENCE;
     let seen = std::mem::take(&mut *SEEN.lock());
     for (gpu, is_drained) in seen {
         let done = if is_drained {
-            let done = vacate::drain(gpu, until, &|| true, &mut |_, _| {});
-            note_stayed(gpu, &done);
+            let done = leave(gpu, until, &|| true, &mut |_, _| {});
             if settles_still(&done) {
                 SEEN.lock().insert(gpu, true);
             }
             done
         } else {
-            STAYED.lock().remove(&gpu);
+            AGAIN.lock().forget(gpu);
             bring_home::come_back(gpu, true, until, &|| true, &mut |_, _| {})
         };
-        let mut all = BY_ITSELF.lock();
-        all.retain(|known| known.gpu != gpu && known.at.elapsed() < PATIENCE);
-        all.push(ByItself { gpu, is_drained, bytes: done.moved, took: done.took, at: Instant::now() });
+        note_by_itself(gpu, is_drained, &done);
     }
+    let again = if is_due { leave_again() } else { None };
     // What the program frees there goes at once, and does not wait for `GPUPOOL_IDLE`.
     let mut any = false;
     for gpu in terms::drained() {
@@ -124,12 +148,7 @@ pub fn look() -> Option<Duration> {
         }
     }
     // Whoever rang in between may have meant that.
-    (any || !is_due || terms::is_any_unsaid()).then_some(PERIOD)
-}
-
-/// Whether it did not leave because other memory was on its way to the host: it leaves behind that.
-fn settles_still(done: &Vacated) -> bool {
-    done.rest.iter().any(|rest| rest.cause == vacate::SETTLING)
+    (any || !is_due || terms::is_any_unsaid()).then_some(PERIOD).into_iter().chain(again).min()
 }
 
 fn held_at(gpu: u32) -> bool {
@@ -154,8 +173,7 @@ pub fn drain(
     }
     let faster = || format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu));
     let Some((ordinal, _)) = seen_as(gpu, true, faster)? else { return Ok(Vacated::default()) };
-    let mut done = vacate::drain(ordinal, deadline, is_wanted, progress);
-    note_stayed(ordinal, &done);
+    let mut done = leave(ordinal, deadline, is_wanted, progress);
     with_by_itself(&mut done, ordinal, true);
     // The files say it still, whoever waits for it or does not.
     if !is_wanted() || settles_still(&done) {
@@ -176,7 +194,7 @@ pub fn undrain(
 ) -> Result<Vacated, String> {
     let still = "the GPU is still drained for it: somebody else said so (root, or a gpupool drain just now), or a file of that name is left";
     let Some((ordinal, is_news)) = seen_as(gpu, false, || still.to_owned())? else { return Ok(Vacated::default()) };
-    STAYED.lock().remove(&ordinal);
+    AGAIN.lock().forget(ordinal);
     let mut done = bring_home::come_back(ordinal, is_news, deadline, is_wanted, progress);
     with_by_itself(&mut done, ordinal, false);
     Ok(done)

@@ -21,6 +21,7 @@
 //! the program that comes then makes a page of the same name, which replaces this one. At the exit the page is removed.
 //! Whoever is killed leaves one behind, which the next of the same user removes.
 
+mod again;
 mod control;
 mod dormant;
 mod drains;

@@ -3,22 +3,28 @@
 //! All that is asked for at once is looked at before any of it is done, so that nobody has half of it. What was read once and decided much
 //! since (the mode, who serves small requests, what contexts are made with) cannot be changed, and that is said.
 
+use super::again::{Again, may_try, one_try};
 use crate::backing::{open, terms};
 use crate::recall;
 use crate::serve::memory::idle;
-use crate::suspend::bring_home;
 use crate::suspend::vacate::{self, Rest, Vacated, Which};
+use crate::suspend::{self, bring_home};
 use crate::watch::context;
 use crate::{bell, live, log, process, tiers};
 use gpupool_config::{Devices, Limits, Mode, PREFIX, Settings, format_size, read_one};
 use gpupool_events::SettingChange;
 use gpupool_pool::Place;
 use gpupool_wire::control::Change;
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the program's GPUs have to come to rest, so that memory can leave one.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether anything is left of what was to leave.
+const PERIOD: Duration = Duration::from_secs(1);
 
 /// A setting that can be changed.
 struct Row {
@@ -244,16 +250,82 @@ fn change_devices(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {
 fn leave(is_wanted: &dyn Fn() -> bool, which: impl Fn(u32) -> Option<Which>) -> String {
     let until = Instant::now() + PATIENCE;
     let mut said = Vec::new();
-    let gpus: Vec<u32> = open::plan_made().map(|plan| plan.members.keys().copied().collect()).unwrap_or_default();
-    for gpu in gpus.into_iter().filter(|gpu| !terms::is_drained(*gpu)) {
+    IS_NARROWED.store(true, Ordering::Relaxed);
+    for gpu in gpus_that_hold() {
         let Some(which) = which(gpu) else { continue };
-        let Vacated { moved, rest, .. } = vacate::vacate(gpu, which, until, is_wanted, &mut |_, _| {});
+        let there = against(gpu).map_or(0, |(_, bytes)| bytes);
+        let done = vacate::vacate(gpu, which, until, is_wanted, &mut |_, _| {});
+        AGAIN.lock().0.note(gpu, there, &done, Instant::now());
+        let Vacated { moved, rest, .. } = done;
         if moved > 0 {
             said.push(format!("{} moved away from GPU {gpu}", format_size(moved)));
         }
         said.extend(stays(gpu, &rest));
     }
     said.join("; ")
+}
+
+/// Whether `gpupool set` had anything leave GPUs, so that it is looked whether that holds.
+static IS_NARROWED: AtomicBool = AtomicBool::new(false);
+/// What became of that, and when it was looked last.
+static AGAIN: Mutex<(Again, Option<Instant>)> = Mutex::new((Again::new(), None));
+
+/// What is on a GPU against what `gpupool set` has said, and how much: lent by one that lends no more, or beyond a limit.
+fn against(gpu: u32) -> Option<(Which, u64)> {
+    let is_left_out = matches!(live::devices(), Devices::List(list) if !list.contains(&gpu));
+    let lent = if is_left_out { vacate::loose_on(gpu, true) } else { 0 };
+    if lent > 0 {
+        return Some((Which::Lent, lent));
+    }
+    let limit = terms::lasting_limit_of(gpu)?;
+    let beyond = || {
+        let taken = open::plan_made().map_or(0, |plan| plan.accounts.taken(Place::Gpu(gpu)));
+        taken.saturating_sub(limit)
+    };
+    // Freed memory that is kept there serves nobody.
+    if beyond() == 0 || vacate::give_back(gpu, Which::Most(0)) > 0 && beyond() == 0 {
+        return None;
+    }
+    let bytes = beyond().min(vacate::loose_on(gpu, false));
+    Some((Which::Most(bytes), bytes)).filter(|_| bytes > 0)
+}
+
+/// Has that leave which is on GPUs against what was set, if it is time to: what could not leave then, and what has come since, as from a thread that had chosen the GPU
+/// before. How long nothing need be done.
+pub fn look() -> Option<Duration> {
+    let is_narrowed = IS_NARROWED.load(Ordering::Relaxed);
+    if !is_narrowed || !may_try() {
+        return Some(PERIOD).filter(|_| is_narrowed && suspend::since() == 0);
+    }
+    let mut all = AGAIN.lock();
+    let (again, looked) = &mut *all;
+    if looked.is_some_and(|looked| looked.elapsed() < PERIOD) {
+        return Some(PERIOD);
+    }
+    *looked = Some(Instant::now());
+    let mut next = None;
+    for gpu in gpus_that_hold().into_iter().filter(|gpu| !terms::is_left_alone(*gpu)) {
+        let there = against(gpu);
+        let due = again.due(gpu, there.map_or(0, |(_, bytes)| bytes), Instant::now());
+        let Some((which, bytes)) = there.filter(|_| due == Some(Duration::ZERO)) else {
+            next = next.into_iter().chain(due).min();
+            continue;
+        };
+        let done = vacate::vacate(gpu, which, Instant::now() + PATIENCE, &one_try(), &mut |_, _| {});
+        again.note(gpu, bytes, &done, Instant::now());
+        if done.moved > 0 {
+            let moved = format_size(done.moved);
+            tracing::info!(target: "gpupool::memory", about = "moves", device = gpu, "{moved} more left GPU {gpu}, as gpupool set had it");
+        }
+        next = next.into_iter().chain(again.due(gpu, bytes, Instant::now())).min();
+    }
+    next
+}
+
+/// The GPUs of the pool that are not drained: those are emptied in any case.
+fn gpus_that_hold() -> Vec<u32> {
+    let gpus = open::plan_made().into_iter().flat_map(|plan| plan.members.keys().copied());
+    gpus.filter(|gpu| !terms::is_drained(*gpu)).collect()
 }
 
 fn change_log(settings: &Settings, _: &dyn Fn() -> bool) -> String {

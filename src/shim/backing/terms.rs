@@ -535,6 +535,12 @@ pub fn largest_whole_of(plan: &Plan, ordinal: u32) -> u64 {
     plan.memory_of(ordinal).min(lasting_limit_of(ordinal).unwrap_or(u64::MAX)) / 2
 }
 
+/// The largest handle of `cuMemCreate` of which anything lies on the host, where GPUs have no room for it: a larger one is refused, so that the program asks for less. Of a
+/// drained GPU this is as much as the GPU itself would have, and as the driver would put there in spite of the drain.
+pub fn largest_on_host_of(plan: &Plan, ordinal: u32) -> u64 {
+    if is_drained(ordinal) { plan.memory_of(ordinal) } else { largest_whole_of(plan, ordinal) }
+}
+
 fn gpus(plan: &Plan) -> impl Iterator<Item = (u32, Uuid)> {
     plan.topology.gpus.iter().map(|gpu| (gpu.ordinal, gpu.uuid))
 }

@@ -150,8 +150,9 @@ pub fn come_back(
     }
     // What it has asked for while the GPU was drained, and would be there otherwise.
     if let Some(opened) = open::opened().filter(|_| done.rest.is_empty()) {
-        let bytes = parted::displaced(opened, gpu, u64::MAX).iter().map(Parted::bytes).sum();
-        done.rest = rest_of(bytes, format!("GPU {gpu} has no room for it"));
+        let displaced = parted::displaced(opened, gpu, u64::MAX);
+        let least = displaced.iter().map(Parted::bytes).min().unwrap_or(0);
+        done.rest = rest_of(displaced.iter().map(Parted::bytes).sum(), has_no_room(gpu, least));
     }
     log::emit(|| {
         let (moved, stayed) = (done.moved, done.stayed());
@@ -161,6 +162,14 @@ pub fn come_back(
         (GpuUndrain { device: gpu, uuid: uuid(gpu), bytes: moved, stayed, microseconds }, text)
     });
     done
+}
+
+/// Why so much has no room on a GPU, in words.
+fn has_no_room(gpu: u32, bytes: u64) -> String {
+    let place = Place::Gpu(gpu);
+    let said = terms::said_limit(place).filter(|_| terms::left_at(place) < bytes);
+    let why = said.map(|limit| format!(": GPUPOOL_LIMIT allows {} of it", format_size(limit)));
+    format!("GPU {gpu} has no room for it{}", why.unwrap_or_default())
 }
 
 /// Has what left a GPU come back, and what of its own never had room there come, until `deadline`, as far as there is room: where it is drained no more, or more of it may be

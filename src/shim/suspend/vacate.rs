@@ -38,6 +38,8 @@ pub(super) const SHORT_BREATH: Duration = Duration::from_millis(20);
 /// Bytes a second of host memory that the driver makes (H200; RESULTS.md).
 const HOST_IS_MADE: f64 = 3.4e9;
 
+/// Why something stays that others know by its pages.
+pub use super::why::PAGES;
 /// Why something stays that leaves once other memory is the host's, for the log.
 pub const SETTLING: &str = "settling";
 /// The same in words.
@@ -179,13 +181,26 @@ pub fn vacate(
 /// The same for a GPU that is drained, and the log hears of it.
 pub fn drain(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &mut dyn FnMut(u64, u64)) -> Vacated {
     let done = vacate(gpu, Which::All, deadline, is_wanted, progress);
+    tell_drain(gpu, &done);
+    done
+}
+
+/// The same for what is there still or has come since, which nobody waits for; the log hears of it where any of it left.
+pub fn drain_again(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Vacated {
+    let done = vacate(gpu, Which::All, deadline, is_wanted, &mut |_, _| {});
+    if done.moved > 0 {
+        tell_drain(gpu, &done);
+    }
+    done
+}
+
+fn tell_drain(gpu: u32, done: &Vacated) {
     log::emit(|| {
         let (bytes, stayed) = (done.moved, done.stayed());
         let text = format!("GPU {gpu} is drained: {} left it, {} stayed", format_size(bytes), format_size(stayed));
         let microseconds = done.took.as_micros() as u64;
         (GpuDrain { device: gpu, uuid: uuid(gpu), bytes, stayed, microseconds }, text)
     });
-    done
 }
 
 /// Has GPUs lend that nobody works on, for what is about to leave those that this program works on. Not while that is held: NVML may have to be loaded.
@@ -411,11 +426,21 @@ pub fn bytes_on(gpu: u32) -> u64 {
     open::opened().map_or(0, |opened| lies_there(opened, gpu, false))
 }
 
+/// The same without what others know by its pages: a try that has nothing but that would stop the program for nothing. `lent`: only what is for other GPUs.
+pub fn loose_on(gpu: u32, lent: bool) -> u64 {
+    let is_loose = |piece: &Piece<Physical>| piece.anchors.is_empty();
+    open::opened().map_or(0, |opened| lies_there_where(opened, gpu, lent, is_loose))
+}
+
 /// Bytes of blocks and of the program's own mapped memory on a GPU, or of what of these is for others.
 fn lies_there(opened: &open::Opened, gpu: u32, lent: bool) -> u64 {
+    lies_there_where(opened, gpu, lent, |_| true)
+}
+
+fn lies_there_where(opened: &open::Opened, gpu: u32, lent: bool, counts: impl Fn(&Piece<Physical>) -> bool) -> u64 {
     let place = Place::Gpu(gpu);
     let blocks = opened.pool.stretches().into_iter().filter(|(block, _)| !lent || block.home != gpu);
-    let pieces = blocks.flat_map(|(_, pieces)| pieces).filter(|piece| piece.place == place);
+    let pieces = blocks.flat_map(|(_, pieces)| pieces).filter(|piece| piece.place == place && counts(piece));
     let own = handles::by_hand::all().into_iter().filter(|own| own.place == place && (!lent || own.asked != gpu));
     pieces.map(|piece| piece.bytes).sum::<u64>() + own.map(|own| own.bytes).sum::<u64>()
 }

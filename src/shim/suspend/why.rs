@@ -27,6 +27,8 @@ const GPU_LIMIT: &str = "gpu_limit";
 const OWN: &str = "own";
 /// Of what was not there yet when all of it was copied.
 const CAME: &str = "came";
+/// Of what others know by its pages.
+pub const PAGES: &str = "pages";
 /// Of what was not tried any more, since the time was over.
 pub const LATE: &str = "late";
 
@@ -117,7 +119,7 @@ impl Why {
 
     pub fn pages() -> Self {
         Self::new(
-            "pages",
+            PAGES,
             "others know it by its pages: another process has it open, a network card or a library has it registered, or gpupool_anchor holds \
              it",
         )

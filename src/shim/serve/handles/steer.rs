@@ -40,6 +40,10 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
         why.note(real.api);
         return at_home(real, home);
     }
+    // A program's first memory may be this, and before there is a plan nobody knows what a drain or others say of the GPU.
+    if let Some(driver) = process::driver() {
+        let _ = backing::open::plan(driver);
+    }
     let Some(limit) = backing::terms::limit_of(device) else {
         let result = at_home_of_all(real, request);
         if result != CuResult::OUT_OF_MEMORY {
@@ -213,10 +217,29 @@ unsafe fn elsewhere(
             return Some(unsafe { hand_out(output, request, parts, why, too_large) });
         }
     }
-    let mut rooms = rooms(driver, plan, request, limit);
+    let parts = in_parts(driver, plan, request, limit, api, false).or_else(|| {
+        // The driver would have it lie on the GPU in spite of that, and its own agent would have it leave for the host.
+        let is_for_host = backing::terms::is_drained(device) && bytes <= plan.memory_of(device);
+        is_for_host.then(|| in_parts(driver, plan, request, limit, api, true)).flatten()
+    })?;
+    // SAFETY: as for this function.
+    Some(unsafe { hand_out(output, request, parts, why, too_large) })
+}
+
+/// The request as parts on several GPUs, and the host if it is `with_host`; `None`: they have no room for it together.
+fn in_parts(
+    driver: &Driver,
+    plan: &Plan,
+    request: &Request,
+    limit: impl Fn(Place) -> u64 + Copy,
+    api: Api,
+    with_host: bool,
+) -> Option<Vec<Part>> {
+    let bytes = request.bytes;
+    let mut rooms = rooms(driver, plan, request, limit, with_host);
     let trimmed = spread(bytes, &rooms, backing::open::policy(), 0).is_err() && memory::give_back_at(None, api);
     if trimmed {
-        rooms = self::rooms(driver, plan, request, limit);
+        rooms = self::rooms(driver, plan, request, limit, with_host);
     }
     // Where memory may move, and where a part of it may be given, it leaves by whole parts.
     let largest = backing::open::largest_chunk(process::settings());
@@ -225,8 +248,7 @@ unsafe fn elsewhere(
         let charged = plan.accounts.charge_below(Claim::Handles, &pieces, limit);
         let charged = charged.map_err(|place| (place, CuResult::OUT_OF_MEMORY));
         let (place, result) = match charged.and_then(|()| make(driver, plan, request, &pieces)) {
-            // SAFETY: as for this function.
-            Ok(parts) => return Some(unsafe { hand_out(output, request, parts, why, too_large) }),
+            Ok(parts) => return Some(parts),
             Err(failed) => failed,
         };
         let asked: u64 = pieces.iter().filter(|(other, _)| *other == place).map(|(_, bytes)| bytes).sum();
@@ -245,15 +267,15 @@ fn cut(pieces: Vec<(Place, u64)>, largest: u64) -> Vec<(Place, u64)> {
 }
 
 /// What each GPU could give to a part of a request, best first. Not the host: an arena sized by what several GPUs have
-/// would be half there, where a program that hears of OUT_OF_MEMORY asks for less. What is not asked for in whole granules,
-/// which the driver refuses, gets nothing.
-fn rooms(driver: &Driver, plan: &Plan, request: &Request, limit: impl Fn(Place) -> u64) -> Vec<Room> {
+/// would be half there, where a program that hears of OUT_OF_MEMORY asks for less. But of a drained GPU's (`with_host`) the host is the last that is
+/// asked before the driver, who would have it lie on that GPU. What is not asked for in whole granules, which the driver refuses, gets nothing.
+fn rooms(driver: &Driver, plan: &Plan, request: &Request, limit: impl Fn(Place) -> u64, with_host: bool) -> Vec<Room> {
     let order = if request.bytes.is_multiple_of(FRAME) { plan.order(request.device) } else { Vec::new() };
     let room = |place| {
         let by_limit = limit(place).saturating_sub(plan.accounts.taken(place));
         Room { place, bytes: plan.free_at(driver, place).unwrap_or(u64::MAX).min(by_limit) }
     };
-    order.into_iter().filter(|place| !place.is_host()).map(room).collect()
+    order.into_iter().filter(|place| with_host || !place.is_host()).map(room).collect()
 }
 
 /// Makes the pieces, which are charged, or none; the place where that failed, and how.

@@ -92,7 +92,7 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
     let home = device.ordinal();
     let usage = pool_usage().unwrap_or_default();
     let plan = open::plan(driver);
-    let largest_whole = plan.filter(|_| kind == Kind::Handle).map(|plan| terms::largest_whole_of(plan, home));
+    let largest_whole = plan.filter(|_| kind == Kind::Handle).map(|plan| terms::largest_on_host_of(plan, home));
     let places =
         plan.map_or_else(Vec::new, |plan| places(driver, plan, home, largest_whole.map(|most| (bytes, most)), &usage));
     let rooms = |on_gpus: bool| {
@@ -114,7 +114,10 @@ pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
             (fits, Asked { bytes, fits, fits_on_host: fits, is_far: why == Why::Far })
         }
         Some(most) => {
-            let fits_on_host = rooms(false).max().unwrap_or(0);
+            // What a drained GPU is asked for may lie on both.
+            let with_gpus = on_gpus.saturating_add(on_host);
+            let whole = rooms(false).max().unwrap_or(0);
+            let fits_on_host = if terms::is_drained(home) { with_gpus } else { whole };
             let asked = Asked { bytes, fits: on_gpus, fits_on_host, is_far: why == Why::Far };
             (on_gpus.max(fits_on_host.min(most)), asked)
         }
