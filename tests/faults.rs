@@ -113,3 +113,63 @@ fn a_pool_that_cannot_open_leaves_everything_to_the_driver() {
     let shim = shim.shim().go();
     shim.same_as(&bare).warns("gpupool: ");
 }
+
+/// Behind a wait that failed the memory would be somebody else's while a kernel writes to it.
+#[test]
+fn a_free_from_elsewhere_whose_wait_fails_answers_that_and_keeps_the_block() {
+    let run = |fault: &str, place: &str, bytes: &str| {
+        let run = Run::program("context_faults").args(&format!("{fault} {place} {bytes}"));
+        run.sim("2x128MiB").env("SIMCUDA_CONTEXT_MIB", "8").report()
+    };
+    for bytes in ["4096", "6000000"] {
+        for place in ["other", "second", "none"] {
+            // None that a context in error answers: behind such a one it is waited once more.
+            for code in [1, 2, 304] {
+                let bare = run(&format!("cuMemFree_v2:1={code}"), place, bytes).go();
+                bare.succeeds().prints(&format!(
+                    "free: {code}, while the kernel waits\n0 words wrong\ncuMemFree_v2(block): 0 CUDA_SUCCESS\n"
+                ));
+                for call in ["cuCtxSynchronize", "cuCtxPushCurrent_v2"] {
+                    let shim = run(&format!("{call}:1={code}"), place, bytes).shim().go();
+                    shim.same_as(&bare);
+                    assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{call}, {place}, {bytes}");
+                }
+            }
+        }
+    }
+}
+
+/// A free that does not wait leaves that to whoever gives the memory back.
+#[test]
+fn memory_freed_lazily_stays_where_the_wait_for_another_context_fails() {
+    for call in ["cuCtxSynchronize:1=2", "cuCtxPushCurrent_v2:1=2"] {
+        let run = Run::program("context_faults").args(&format!("{call} second 6000000")).sim("2x128MiB");
+        let shim = run.env("SIMCUDA_CONTEXT_MIB", "8").env("GPUPOOL_FREE", "lazy").report().shim().go();
+        shim.succeeds().prints("free: 0, while the kernel waits\n");
+        assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{call}");
+    }
+}
+
+#[test]
+fn a_question_about_a_block_is_answered_whether_or_not_the_current_context_is_told() {
+    for bytes in ["4096", "6000000"] {
+        for code in CODES {
+            let run = Run::program("context_faults").args(&format!("range cuCtxGetCurrent:1={code} {bytes}"));
+            let shim = run.sim("2x128MiB").shim().go();
+            shim.succeeds().prints(&format!("range: 0, begins 0 before it, {bytes} bytes\n"));
+        }
+    }
+}
+
+#[test]
+fn the_current_context_is_the_programs_where_the_driver_refuses_once_to_take_ours_back() {
+    // Small memory is not prefetched.
+    for (bytes, prefetched) in [("4096", -6), ("6000000", 0)] {
+        let run = Run::program("context_faults").args(&format!("stays cuCtxPopCurrent_v2:1=2 {bytes}"));
+        let shim = run.sim("2x128MiB").shim().go();
+        shim.succeeds().prints(&format!(
+            "free: 0, the same context is current, with none below it\n\
+             prefetch: {prefetched}, the same context is current, with none below it\n"
+        ));
+    }
+}

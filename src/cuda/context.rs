@@ -121,11 +121,17 @@ impl Driver {
         unsafe { (self.cuCtxPushCurrent_v2)(context) }.ok()
     }
 
-    /// Takes back what [`push_context`](Self::push_context) did (`cuCtxPopCurrent`).
-    pub fn pop_context(&self) {
-        let mut popped = None;
-        // SAFETY: the output is a local.
-        let _: CuResult = unsafe { (self.cuCtxPopCurrent_v2)(&raw mut popped) };
+    /// Takes back what [`push_context`](Self::push_context) did with this context (`cuCtxPopCurrent`).
+    pub fn pop_context(&self, pushed: Context) {
+        let pop = || {
+            let mut popped = None;
+            // SAFETY: the output is a local.
+            unsafe { (self.cuCtxPopCurrent_v2)(&raw mut popped) }
+        };
+        // It would be current for what the program does next, which would go to another GPU.
+        if !pop().is_ok() && self.current_context() == Some(pushed) {
+            let _: CuResult = pop();
+        }
     }
 
     /// Waits for all work of the current context and its green contexts (`cuCtxSynchronize`). Breaks a capture of that

@@ -87,17 +87,14 @@ fn wait_for_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuResult
     let is_quiet = launched.is_some_and(|(gpu, count)| waited_for(gpu) == Some(count));
     // Where there is something to wait for, the driver may do so in a call at which threads are cancelled.
     let _sheltered = (!is_quiet).then(cancel::shelter);
-    let drain = || drain(driver);
-    let answer = if Some(handle) == current { Some(drain()) } else { context::within(driver, handle, drain) };
     // In a green context the error is that of its primary one, which is the owner.
     let is_heard = || context::current(driver).is_some_and(|current| current == owner);
-    match answer {
+    let is_current = Some(handle) == current;
+    match if is_current { Some(drain(driver)) } else { drain_in(driver, handle, is_heard) } {
         Some(CuResult::CONTEXT_IS_DESTROYED) | None => return Ok(false),
-        Some(CuResult::NOT_READY) => return Err(CuResult::NOT_READY),
-        Some(answer) if !answer.is_ok() && is_heard() => return Err(answer),
-        Some(CuResult::SUCCESS) => note_wait(owner, epoch, is_alone),
-        Some(_) => {}
+        Some(answer) => answer.ok()?,
     }
+    note_wait(owner, epoch, is_alone);
     note_waits(launched.as_slice());
     Ok(is_alone)
 }
@@ -106,7 +103,8 @@ fn wait_for_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuResult
 /// work of its GPU's primary one. NOT_READY where a stream is being captured and the driver has no pinned memory to wait with.
 ///
 /// An error of the current context, if it is on one of them, is the program's to hear, as from the driver's own free.
-/// Another context in error has no work left that could touch memory, and one that is gone neither.
+/// Another context in error has no work left that could touch memory, and one that is gone neither; any other error of a wait
+/// there says that it was not waited for.
 ///
 /// A wait for all GPUs is always made: it is not for memory that the program has done with, and so not ordered behind the
 /// calls that submitted work on it.
@@ -121,7 +119,6 @@ pub fn wait(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
     // An error here is that of a driver that is gone, because the process exits.
     let current = driver.ask_current_context()?;
     let mut answer = CuResult::SUCCESS;
-    let drain = || drain(driver);
     let mut contexts = context::all();
     contexts.retain(|context| gpus.contain(context.device));
     let launched: Vec<(usize, u64)> = launches(&contexts);
@@ -132,11 +129,13 @@ pub fn wait(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
     for context in contexts.iter().filter(is_open) {
         let Some(handle) = context.live_handle() else { continue };
         let is_current = Some(handle) == current;
-        let waited = if is_current { Some(drain()) } else { context::within(driver, handle, drain) };
+        let waited = if is_current { Some(drain(driver)) } else { drain_in(driver, handle, || false) };
         match waited {
             Some(CuResult::NOT_READY) => return Err(CuResult::NOT_READY),
             Some(result) if is_current => answer = result,
-            _ => {}
+            Some(CuResult::CONTEXT_IS_DESTROYED) => {}
+            Some(result) => result.ok()?,
+            None => {}
         }
         is_whole &= waited.is_none_or(CuResult::is_ok);
     }
@@ -211,6 +210,12 @@ fn drain(driver: &Driver) -> CuResult {
         Err(CuResult::OUT_OF_MEMORY | CuResult::OPERATING_SYSTEM) => CuResult::NOT_READY,
         Err(error) => error,
     }
+}
+
+/// The same for a context that is not current. `None`: it is gone, or in error, which is not for this thread to hear (`is_heard`).
+fn drain_in(driver: &Driver, handle: cuda::Context, is_heard: impl FnOnce() -> bool) -> Option<CuResult> {
+    let _lives = context::lease(handle)?;
+    context::wait_kept(driver, handle, || drain(driver), is_heard)
 }
 
 /// Notes how many kernels had been launched on each of these GPUs before a wait that is over.

@@ -137,7 +137,7 @@ pub fn init(flags: c_uint) -> Outcome {
         return Ok(());
     }
     let refuse = |message: String| {
-        eprintln!("simcuda: {message}");
+        simmachine::say(&format!("simcuda: {message}"));
         Code::INVALID_VALUE
     };
     let settings = Settings::read(|name| std::env::var(name).ok()).map_err(refuse)?;
@@ -151,7 +151,7 @@ pub fn init(flags: c_uint) -> Outcome {
     }
     if DRIVER.get().is_none() {
         let driver = Driver::new(settings).map_err(|message| {
-            eprintln!("simcuda: {message}");
+            simmachine::say(&format!("simcuda: {message}"));
             Code::OPERATING_SYSTEM
         })?;
         // `INIT` is held, so nobody else has set it since the check.

@@ -70,9 +70,9 @@ pub fn work(
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
             let name = function.name.to_string_lossy();
-            eprintln!(
+            simmachine::say(&format!(
                 "simcuda: kernel {name} is not built in (README: kernels); its launch is refused with NOT_SUPPORTED"
-            );
+            ));
         });
         return Err(Code::NOT_SUPPORTED);
     };

@@ -18,7 +18,7 @@ pub unsafe extern "C" fn simcuda_fault_arm(spec: In<c_char>) -> c_int {
     match spec.map_err(|_| "not UTF-8".to_owned()).and_then(fault::arm) {
         Ok(()) => 0,
         Err(message) => {
-            eprintln!("simcuda: simcuda_fault_arm: {message}");
+            simmachine::say(&format!("simcuda: simcuda_fault_arm: {message}"));
             1
         }
     }

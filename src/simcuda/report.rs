@@ -15,7 +15,7 @@ pub fn violation(message: String) {
     let mut list = VIOLATIONS.lock();
     note(&message);
     if list.is_empty() {
-        eprintln!("simcuda: {message} (further violations are only counted)");
+        simmachine::say(&format!("simcuda: {message} (further violations are only counted)"));
     }
     list.push(message);
 }
@@ -26,7 +26,7 @@ fn note(message: &str) {
     let line = format!("{}: {message}\n", std::process::id());
     let file = std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path);
     if let Err(error) = file.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes())) {
-        eprintln!("simcuda: SIMCUDA_VIOLATIONS={path}: {error}");
+        simmachine::say(&format!("simcuda: SIMCUDA_VIOLATIONS={path}: {error}"));
     }
 }
 
@@ -48,7 +48,7 @@ pub fn write() {
         .open(&path)
         .and_then(|mut file| std::io::Write::write_all(&mut file, text(driver).as_bytes()));
     if let Err(error) = written {
-        eprintln!("simcuda: SIMCUDA_REPORT={path}: {error}");
+        simmachine::say(&format!("simcuda: SIMCUDA_REPORT={path}: {error}"));
     }
 }
 

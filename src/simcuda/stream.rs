@@ -250,7 +250,7 @@ impl Stream {
                 std::thread::Builder::new().name("simcuda-stream".into()).spawn(move || stream.work(&context));
             if let Err(error) = spawned {
                 // Nothing sensible can follow: the work would never run and every wait would hang.
-                eprintln!("simcuda: a stream's worker thread could not start: {error}");
+                simmachine::say(&format!("simcuda: a stream's worker thread could not start: {error}"));
                 std::process::abort();
             }
         }

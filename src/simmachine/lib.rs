@@ -14,3 +14,9 @@ pub use identity::{bus, bus_id, name, uuid_bytes, uuid_text};
 pub use member::{Machine, Memory};
 pub use occupancy::{Frozen, GRANULE, MAX_PLACE_BYTES, Occupancy, Use, gpu_place, host_place};
 pub use visitor::Visitor;
+
+/// Says something on stderr, where that can be written: on a disk that is full, or beyond a limit of the size of files, `eprintln` panics, and would end a program that did nothing
+/// wrong.
+pub fn say(text: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{text}\n").as_bytes());
+}

@@ -93,12 +93,12 @@ fn happened() -> Answer<Vec<Option<Event>>> {
     let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
     for (index, line) in whole.lines().enumerate().skip(*named) {
         if events[index].is_none() && !is_blank(line) {
-            eprintln!(
+            simmachine::say(&format!(
                 "simnvml: SIMCUDA_EVENTS={}: line {}: expected GPU xid CODE, GPU ecc corrected|uncorrected COUNT or GPU remap \
                  corrected|uncorrected [pending|failed], found {line:?}",
                 path.display(),
                 index + 1
-            );
+            ));
         }
     }
     *named = events.len();

@@ -4,7 +4,7 @@ use crate::ffi::Answer;
 use nvml_wrapper_sys::bindings::*;
 use simmachine::links::Link;
 use simmachine::settings::Settings;
-use simmachine::{Occupancy, Visitor, gpu_place};
+use simmachine::{Occupancy, Visitor, gpu_place, say};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ pub fn init() -> Answer {
     let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
     if SETTINGS.get().is_none() {
         let settings = Settings::read(|name| std::env::var(name).ok()).map_err(|message| {
-            eprintln!("simnvml: {message}");
+            say(&format!("simnvml: {message}"));
             nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED
         })?;
         SETTINGS.get_or_init(|| settings);
@@ -42,7 +42,7 @@ pub fn settings() -> Answer<&'static Settings> {
 fn visitor() -> Answer<Option<Visitor>> {
     if let Some(opened) = Visitor::of(settings()?) {
         return opened.map(Some).map_err(|message| {
-            eprintln!("simnvml: {message}");
+            say(&format!("simnvml: {message}"));
             nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED
         });
     }

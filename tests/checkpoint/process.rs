@@ -411,3 +411,62 @@ fn with_process_a_suspended_program_has_nothing_on_a_gpu_and_comes_back() {
     goes_on(&mut program);
     ends_well(program);
 }
+
+/// None of its calls of the driver returns before it is resumed, so it makes none for whoever asks.
+#[test]
+fn with_process_a_suspended_program_answers_every_command() {
+    let (_around, folder) = store();
+    let none = path(None);
+    let mut program = checkpointed("2x1GiB").machine().nvml().start(None);
+    let session = program.session();
+    let pid = program.pid();
+    let block: u64 = program.ask("block 20480 5000").parse().unwrap();
+    let on_gpu = move || -> Option<u64> {
+        let places = page_of(&session, pid)?.levels.places.rows;
+        Some(places.iter().filter(|place| place.is_gpu() && place.number == 0).map(|place| place.held).sum())
+    };
+    let before = eventually("a page", || on_gpu().filter(|bytes| *bytes >= 20 * MIB));
+    let asked = |words: &str| gpupool(&program, none.path(), words, &[]);
+    let is = |words: &str| lines(&asked(words).stdout).concat();
+    succeeds(&asked(&format!("suspend --process --to host {pid}")));
+    let ended = asked(&format!("checkpoint {pid} {}", folder.display()));
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(
+        (ended.status.code(), said.trim_end()),
+        (Some(1), &*format!("gpupool: process {pid}: it is suspended; resume it first"))
+    );
+    assert!(!folder.exists(), "no folder is made for it");
+    // Nothing of it is there, not even its context.
+    let ended = asked("drain 0");
+    let said = succeeds(&ended);
+    assert!(said.len() == 1 && said[0].contains("is drained: nothing is left there"), "{said:?}");
+    for gpu in ["0", "1"] {
+        let said = succeeds(&asked(&format!("undrain {gpu}")));
+        let whole = format!(
+            "did not come back: the program is suspended whole (gpupool suspend --process); what it has is placed when it is resumed (gpupool resume {pid})"
+        );
+        assert!(said.len() == 3 && said[1].contains(&whole), "{said:?}");
+    }
+    // It has heard all of that, and hears what comes next.
+    for setting in ["limit=0:64MiB", "limit=0:900MiB", "priority=3"] {
+        let said = is(&format!("set {pid} {setting}"));
+        assert!(said.contains(setting.split_once('=').unwrap().1), "{setting}: {said}");
+    }
+    // What it has comes to where it may lie then.
+    succeeds(&asked("drain 0"));
+    let ended = asked(&format!("resume {pid}"));
+    assert!(ended.status.success(), "{ended:?}");
+    eventually("memory elsewhere", || (on_gpu()? == 0).then_some(()));
+    let said = is("drain 0");
+    assert!(said.contains("did not leave") && said.contains("a context"), "its context is back: {said}");
+    let said = is("undrain 0");
+    assert!(said.contains("came back"), "{said}");
+    eventually("memory at home", || (on_gpu()? >= before).then_some(()));
+    succeeds(&asked(&format!("suspend --process --to host {pid}")));
+    succeeds(&asked("drain 0"));
+    succeeds(&asked("undrain 0"));
+    succeeds(&asked(&format!("resume {pid}")));
+    eventually("memory at home", || (on_gpu()? >= before).then_some(()));
+    assert_eq!(program.ask(&format!("look {block} 20480")), "5000 0");
+    ends_well(program);
+}

@@ -296,6 +296,33 @@ fn what_cannot_be_written_leaves_the_program_as_it_was() {
     ends_well(program);
 }
 
+/// Where nothing can be written, no complaint can be either.
+#[test]
+fn a_program_whose_errors_go_to_a_file_that_cannot_grow_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("to");
+    let run = Run::command("sh").arg("-c").arg("exec \"$0\" 2>errors").arg(harness::program("suspended"));
+    let run = run.sim("1x1GiB").env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "4GiB").machine().nvml();
+    let mut program = run.report().shim().start(None);
+    at_work(&mut program, 1);
+    let pid = program.pid() as i32;
+    let limit = |bytes| {
+        let most = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the pointer is to a local, and NULL asks for no answer.
+        let set = unsafe { libc::prlimit(pid, libc::RLIMIT_FSIZE, &raw const most, std::ptr::null_mut()) };
+        assert_eq!(set, 0);
+    };
+    limit(0);
+    let why = refused(&program, &to_folder(&to));
+    assert!(why.contains(to.to_str().unwrap()), "{why}");
+    limit(libc::RLIM_INFINITY);
+    goes_on(&mut program);
+    suspend_to(&program, &to);
+    told(&program, "resume");
+    goes_on(&mut program);
+    ends_well(program);
+}
+
 /// What is read back from there becomes the program's memory.
 #[test]
 fn a_folder_that_others_may_replace_is_refused_as_for_images() {

@@ -288,7 +288,7 @@ fn image_and_leave(
 ) -> Result<suspend::Done, String> {
     can_be_called()?;
     if suspend::since() != 0 {
-        return Err("it is suspended; resume it first".to_owned());
+        return Err(suspend::FIRST.to_owned());
     }
     let mut prepared = Some(checkpoint::Prepared::new(asked, Busy::begin())?);
     let mut progress = teller(socket);

@@ -7,7 +7,7 @@ use super::again::{Again, may_try, one_try, settles_still};
 use super::page_path;
 use crate::backing::{open, terms};
 use crate::process;
-use crate::suspend::vacate::{self, Vacated, Which};
+use crate::suspend::vacate::{self, Rest, Vacated, Which};
 use crate::suspend::{self, bring_home};
 use crate::watch::context;
 use gpupool_cuda::Device;
@@ -123,6 +123,10 @@ pub fn look() -> Option<Duration> {
     if is_due {
         see(BEHIND);
     }
+    // What of it has to be where is settled when it is resumed, and the driver answers nothing before that.
+    if suspend::is_whole() {
+        return (!is_due || terms::is_any_unsaid()).then_some(PERIOD);
+    }
     let until = Instant::now() + PATIENCE;
     let seen = std::mem::take(&mut *SEEN.lock());
     for (gpu, is_drained) in seen {
@@ -173,6 +177,11 @@ pub fn drain(
     }
     let faster = || format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu));
     let Some((ordinal, _)) = seen_as(gpu, true, faster)? else { return Ok(Vacated::default()) };
+    // Nothing of it is there, not even a context.
+    if suspend::is_whole() {
+        SEEN.lock().insert(ordinal, true);
+        return Ok(Vacated::default());
+    }
     let mut done = leave(ordinal, deadline, is_wanted, progress);
     with_by_itself(&mut done, ordinal, true);
     // The files say it still, whoever waits for it or does not.
@@ -195,6 +204,14 @@ pub fn undrain(
     let still = "the GPU is still drained for it: somebody else said so (root, or a gpupool drain just now), or a file of that name is left";
     let Some((ordinal, is_news)) = seen_as(gpu, false, || still.to_owned())? else { return Ok(Vacated::default()) };
     AGAIN.lock().forget(ordinal);
+    if suspend::is_whole() {
+        if is_news {
+            SEEN.lock().insert(ordinal, false);
+        }
+        // How much that is depends on what else is there then.
+        let rest = vec![Rest { bytes: 0, what: suspend::whole(), cause: "" }];
+        return Ok(Vacated { rest, ..Vacated::default() });
+    }
     let mut done = bring_home::come_back(ordinal, is_news, deadline, is_wanted, progress);
     with_by_itself(&mut done, ordinal, false);
     Ok(done)

@@ -238,14 +238,7 @@ fn within_kept<T>(
     context: cuda::Context,
     act: impl FnOnce() -> Result<T, CuResult>,
 ) -> Result<T, CuResult> {
-    if driver.current_context() == Some(context) {
-        return act();
-    }
-    // SAFETY: the caller keeps the context alive until it is popped below.
-    unsafe { driver.push_context(context) }?;
-    let answer = act();
-    driver.pop_context();
-    answer
+    context::within_kept(driver, context, act).flatten()
 }
 
 fn ready(owner: u64, gpu: u32) -> Option<Ready> {

@@ -159,7 +159,9 @@ pub fn take(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
     let begun = Instant::now();
-    let taken = Prepared::new(asked, busy).and_then(|prepared| {
+    // Known before the driver is asked for anything: of a program that is suspended whole it answers nothing. Nobody suspends one meanwhile of which an image is under way.
+    let is_there = if suspend::since() == 0 { Ok(()) } else { Err(suspend::FIRST.to_owned()) };
+    let taken = is_there.and_then(|()| Prepared::new(asked, busy)).and_then(|prepared| {
         // What was read meanwhile costs the program's work no time.
         write(prepared, deadline + begun.elapsed(), is_wanted, agreement, progress)
     });

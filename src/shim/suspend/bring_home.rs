@@ -180,6 +180,11 @@ pub fn bring_home(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
+    // The driver would be asked below what is free.
+    if super::is_whole() {
+        let bytes = away::of(gpu).iter().map(Parted::bytes).sum();
+        return Vacated { rest: rest_of(bytes, super::whole()), ..Vacated::default() };
+    }
     // A GPU that was lent while nobody worked there lends no more once nothing was there for a while.
     if let Some(opened) = open::opened() {
         have_lent_again(opened, &away::of(gpu));

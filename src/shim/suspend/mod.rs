@@ -111,6 +111,8 @@ struct Settles {
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
 /// Why the state cannot be had.
 const BUSY: &str = "an image of it is being written, or another command moves its memory";
+/// Why no image is written of a program.
+pub const FIRST: &str = "it is suspended; resume it first";
 /// The cause of GP022 where a rank was to be suspended without others of its job.
 const SIBLINGS: &str = "siblings";
 /// Causes of GP022 that were told.
@@ -120,6 +122,9 @@ static SINCE: AtomicU64 = AtomicU64::new(0);
 
 /// How many suspensions are over.
 static OVER: AtomicU64 = AtomicU64::new(0);
+
+/// Whether the driver was asked to take the rest of the suspended program away as well.
+static IS_WHOLE: AtomicBool = AtomicBool::new(false);
 
 /// Whether something may be where no GPU reaches it.
 static IS_PUT: AtomicBool = AtomicBool::new(false);
@@ -147,8 +152,23 @@ pub fn over() -> u64 {
     OVER.load(Ordering::Relaxed)
 }
 
+/// Whether the program is suspended whole (`gpupool suspend --process`): it has nothing on any GPU, and none of its calls of the driver returns before `gpupool resume`, so the
+/// agent makes none meanwhile.
+pub fn is_whole() -> bool {
+    IS_WHOLE.load(Ordering::Relaxed)
+}
+
+/// What is told of such a program.
+pub fn whole() -> String {
+    format!(
+        "the program is suspended whole (gpupool suspend --process); what it has is placed when it is resumed (gpupool resume {})",
+        std::process::id()
+    )
+}
+
 /// The program goes on.
 fn goes_on() {
+    IS_WHOLE.store(false, Ordering::Relaxed);
     SINCE.store(0, Ordering::Relaxed);
     OVER.fetch_add(1, Ordering::Relaxed);
 }
@@ -409,7 +429,7 @@ pub fn while_stopped<T>(
 ) -> Result<T, String> {
     let state = settled(deadline)?;
     if state.is_some() {
-        return Err("it is suspended; resume it first".to_owned());
+        return Err(FIRST.to_owned());
     }
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
@@ -421,10 +441,13 @@ pub fn while_stopped<T>(
 /// afterwards whether that can come back, which ends the process where it cannot: memory of `cuMemCreate` that a second GPU may use, or such memory of the
 /// host; and memory that others have open comes back as a copy of its own (measured). So nothing of that kind may be there.
 ///
+/// Whoever asks has the driver do so next, or resumes the program: it is suspended whole from now on ([`is_whole`]).
+///
 /// # Errors
 /// Why it would not, in words.
 pub fn is_freezable() -> Result<Done, String> {
-    if STATE.lock().as_ref().is_none_or(|state| state.settles.is_some()) {
+    let state = STATE.lock();
+    if state.as_ref().is_none_or(|state| state.settles.is_some()) {
         return Err("it is not suspended".to_owned());
     }
     let opened = open::opened().ok_or("it has no pool")?;
@@ -441,7 +464,10 @@ pub fn is_freezable() -> Result<Done, String> {
                 format_size(on_host)
             )
         }
-        (0, 0, false) => return Ok(Done::default()),
+        (0, 0, false) => {
+            IS_WHOLE.store(true, Ordering::Relaxed);
+            return Ok(Done::default());
+        }
         (0, 0, true) => "memory of other processes is open in it, or has come to it by a descriptor".to_owned(),
         (0, own, _) => format!("{} that it made by cuMemCreate are mapped", format_size(own)),
         (mapped, ..) => {
@@ -462,6 +488,10 @@ fn give_back(opened: &Opened) -> u64 {
 
 /// A call that frees memory waits for nobody, so one that was under way when the program was suspended may end later: what it freed goes as well.
 pub fn keep_empty() {
+    // What it gave back would wait for the driver.
+    if is_whole() {
+        return;
+    }
     // Whoever suspends or resumes at this moment sees to it.
     let is_suspended = STATE.try_lock().is_some_and(|state| state.is_some());
     if is_suspended
@@ -721,6 +751,8 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         }
         Err((why, parted)) => {
             let why = out_again(&held, &parted, put.as_ref(), why);
+            // Its driver has answered.
+            IS_WHOLE.store(false, Ordering::Relaxed);
             *state = Some(Suspended { held, parted, put, settles: None });
             drop(state);
             *FAILED.lock() = Some((why.clone(), Instant::now()));

@@ -235,7 +235,12 @@ pub fn is_refused() -> bool {
 /// Whether a context is current that lives and is not in error. Where none is, calls that need one answer so before they
 /// look at an address, and it is for the driver to say which answer that is.
 pub fn is_usable(driver: &Driver) -> bool {
-    driver.current_context().is_some_and(|handle| remembered(handle).is_some() || driver.current_life().is_ok())
+    match driver.ask_current_context() {
+        Ok(Some(handle)) => remembered(handle).is_some() || driver.current_life().is_ok(),
+        Ok(None) | Err(CuResult::DEINITIALIZED) => false,
+        // Which one it is nobody knows, and there may be one.
+        Err(_) => driver.current_life().is_ok(),
+    }
 }
 
 /// Whether this thread's current context, which is this one or none, is another than at the last look; cheap where it is not.
@@ -592,6 +597,11 @@ impl Drop for Keeping {
     }
 }
 
+/// Keeps the context of this handle alive. `None`: it is not known to live.
+pub fn lease(context: cuda::Context) -> Option<Lease> {
+    Lease::take(context)
+}
+
 /// Keeps the context with this id alive. `None`: it is gone, or a call is under way that may end it; nobody waits for that.
 pub fn keep(id: u64) -> Option<Lease> {
     REGISTRY.lock().lease_by_id(id)?.ok().map(Lease)
@@ -632,14 +642,34 @@ pub fn within<T>(driver: &Driver, context: cuda::Context, act: impl FnOnce() -> 
 /// Makes a context current for the length of `act`, one that the caller keeps alive or that the driver has just given to this
 /// thread; others are for [`within`]. `None` where the driver refuses.
 pub fn within_own<T>(driver: &Driver, context: cuda::Context, act: impl FnOnce() -> T) -> Option<T> {
+    within_kept(driver, context, act).ok()
+}
+
+/// As [`within_own`], and says why the driver refuses.
+pub fn within_kept<T>(driver: &Driver, context: cuda::Context, act: impl FnOnce() -> T) -> Result<T, CuResult> {
     if driver.current_context() == Some(context) {
-        return Some(act());
+        return Ok(act());
     }
     // SAFETY: the caller vouches for the context, which lives until it is popped below.
-    unsafe { driver.push_context(context) }.ok()?;
+    unsafe { driver.push_context(context) }?;
     let value = act();
-    driver.pop_context();
-    Some(value)
+    driver.pop_context(context);
+    Ok(value)
+}
+
+/// What `wait` answers in a context that the caller keeps alive, or why it could not be made current for that. `None`: it is in error, which is not for this thread to hear
+/// (`is_heard`), and has no work left. A call may fail for other reasons, and then its work may go on.
+pub fn wait_kept(
+    driver: &Driver,
+    context: cuda::Context,
+    wait: impl Fn() -> CuResult,
+    is_heard: impl FnOnce() -> bool,
+) -> Option<CuResult> {
+    let wait = || within_kept(driver, context, &wait).unwrap_or_else(|refused| refused);
+    let answer = wait();
+    // A context in error answers so to every call; in one that is not, this waits for its work.
+    let is_over = answer.may_stick() && !is_heard() && !wait().is_ok();
+    (!is_over).then_some(answer)
 }
 
 /// Makes some context of this device current for the length of `act`. `None` where none lives that could be. One that a call

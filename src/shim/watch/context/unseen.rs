@@ -2,7 +2,7 @@
 //! handle that was good at the last call may be nobody's now. Only two kinds can be used without that danger: the context
 //! that is current on this thread, and primary contexts, which the driver can be asked for.
 
-use super::{By, Gpus, current, end, retained, within_own};
+use super::{By, Gpus, current, end, retained, wait_kept};
 use crate::process;
 use gpupool_cuda::{self as cuda, CuResult, Device, Driver};
 
@@ -51,14 +51,15 @@ impl Drop for Primary<'_> {
 }
 
 /// Waits by `wait` for all work on these GPUs in the current context and in every primary context. An error of the current
-/// context is the program's to hear, and NOT_READY says that one of them was not waited for.
+/// context is the program's to hear, and any other one, as NOT_READY, says that one of them was not waited for.
 pub fn synchronize(driver: &Driver, gpus: Gpus, wait: impl Fn() -> CuResult) -> Result<(), CuResult> {
     let current = driver.current_context().filter(|_| driver.current_device().is_ok_and(|device| gpus.contain(device)));
     for device in driver.devices().filter(|device| gpus.contain(*device)) {
         if let Some(primary) = Primary::hold(driver, device).filter(|primary| Some(primary.handle) != current)
-            && within_own(driver, primary.handle, &wait) == Some(CuResult::NOT_READY)
+            && let Some(answer) = wait_kept(driver, primary.handle, &wait, || false)
+            && answer != CuResult::CONTEXT_IS_DESTROYED
         {
-            return Err(CuResult::NOT_READY);
+            answer.ok()?;
         }
     }
     if current.is_some() { wait().ok() } else { Ok(()) }
