@@ -101,6 +101,7 @@ pub fn look() -> Option<Duration> {
     let seen = std::mem::take(&mut *SEEN.lock());
     for (gpu, is_drained) in seen {
         let done = if is_drained {
+            bring_home::note_before_drain(gpu);
             let done = vacate::drain(gpu, until, &|| true, &mut |_, _| {});
             note_stayed(gpu, &done);
             if settles_still(&done) {
@@ -154,6 +155,7 @@ pub fn drain(
     }
     let faster = || format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu));
     let Some((ordinal, _)) = seen_as(gpu, true, faster)? else { return Ok(Vacated::default()) };
+    bring_home::note_before_drain(ordinal);
     let mut done = vacate::drain(ordinal, deadline, is_wanted, progress);
     note_stayed(ordinal, &done);
     with_by_itself(&mut done, ordinal, true);
