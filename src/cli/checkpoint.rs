@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use gpupool_config::{format_size, parse_duration};
-use gpupool_metrics::Identity;
+use gpupool_metrics::{Identity, may_run};
 use gpupool_store::{JobWriter, Meeting, Who, rank_folder};
 use gpupool_wire::control::{MOST_PATH, Reply, Request, Stored, Together};
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,8 @@ what finds no room there is written before it goes on. An image is of one moment
 gpupool store list shows them, gpupool run --restore brings named memory back.
 
 Several processes have images of the same moment: none goes on before the memory of all is copied. Each writes to a folder of its own in DIR \
-(rank-0, rank-1, …), and a file in DIR says which belong together: a job's image is there with all of its ranks or not at all.
+(rank-0, rank-1, …), and a file in DIR says which belong together: a job's image is there with all of its ranks or not at all. Ranks without a launcher's number are stored in the order of their \
+process numbers, or as they are named; to have it come back each is started with that number (LOCAL_RANK, LOCAL_WORLD_SIZE).
 
 Ranks on several hosts have one image where this command is started once on each of them (srun, mpirun, pdsh), with one DIR that all of them share: --node K/N says \
 which one this is, --node auto takes that from the launcher. Without a PID the ranks of the one job of this user there are meant. They are stopped at one \
@@ -42,8 +43,12 @@ With --process one program is stopped, its image is written, and without going o
 host: contexts, modules and what libraries took as well, so that the GPUs show nothing of it. Where criu is installed, it stores the process beside the image, \
 in DIR/process-000001 and so on. gpupool resume has the program go on. Where it cannot leave, or criu fails, the image stays and the program is resumed (exit 1).
 
-Exit status: 0 where the image is whole (with --every the last one, with --process also where the program has left the GPUs), 1 otherwise; 2 where no such \
-process is there, of several that are named a rank of their job is missing, or the folder is one of other images, and nobody was asked.
+One rank of a job is refused as long as others of it run here, unless --alone says that it is meant. Where these have ended, it is one process: its image is the one of --alone, and comes back in that rank only.
+
+A folder has the images of one program, and of one rank or of a job: another rank's, another program's (whatever else that was called with) and a rank's folder of a job's images are refused.
+
+Exit status: 0 where the image is whole (with --every the last one, with --process also where the program has left the GPUs), 1 otherwise; 2 where nobody was asked: no such \
+process is there, it is stopped, one rank of a job is named without --alone while others of it run here, of several that are named one is missing, or the folder has images of something else.
 
 Examples:
   gpupool checkpoint 4711 /scratch/train
@@ -182,6 +187,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.process {
         can_leave_whole(args)?;
     }
+    if let Some(around) = gpupool_store::job_around(&folder) {
+        let around = around.display();
+        return Err(Failure::usage(format!(
+            "{} is a rank's folder in {around}, which has images of a job: what is written there takes the place of a part of them; gpupool checkpoint --job PID {around} is of all ranks, \
+             and an image of one goes to another folder",
+            folder.display()
+        )));
+    }
     let rows = control::named(&args.pid, args.job || (args.pid.is_empty() && args.node.is_some()), "")?;
     let is_job = args.job || args.node.is_some() || rows.len() > 1;
     // It would be the newest one, and by --keep the only one, and a part of the job would come back.
@@ -214,6 +227,18 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             folder.display()
         )));
     }
+    // Of several hosts each is stored under its number in the whole job.
+    let overall = |row: &Listed| row.told.process.job_rank.filter(|_| args.node.is_some_and(|node| node.count > 1));
+    let numbers = rows.iter().map(overall).collect::<Option<Vec<u32>>>().unwrap_or_else(|| numbers_of(&rows));
+    for (row, number) in rows.iter().zip(&numbers) {
+        let own = if is_job { rank_folder(&folder, *number) } else { folder.clone() };
+        if let Some(why) = has_anothers(&own, row, is_job) {
+            return Err(Failure::usage(format!("{why}; nothing was done")));
+        }
+    }
+    if is_job && args.node.is_none() && rows.iter().any(|row| row.told.process.rank.is_none()) {
+        complain(&without_numbers(&rows, &numbers));
+    }
     let ended = |row: &&Listed| has_ended(&row.told.process.identity);
     let mut is_done = false;
     loop {
@@ -235,6 +260,70 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
 }
+
+/// Under which number each of them is stored: its launcher's, or, where one of them has none, in the order in which they are.
+fn numbers_of(rows: &[Listed]) -> Vec<u32> {
+    let known: Vec<u32> = rows.iter().filter_map(|row| row.told.process.rank).collect();
+    let are_all_different = known.iter().collect::<BTreeSet<_>>().len() == rows.len();
+    if are_all_different { known } else { (0..).take(rows.len()).collect() }
+}
+
+/// Nobody finds out by a restore alone that its ranks need what the ranks of the image did without.
+fn without_numbers(rows: &[Listed], numbers: &[u32]) -> String {
+    let named = rows.iter().zip(numbers).take(control::MOST_NAMED);
+    let named: Vec<String> =
+        named.map(|(row, number)| format!("rank {number} is process {}", row.told.process.identity.pid)).collect();
+    let more = if rows.len() > named.len() { " and so on" } else { "" };
+    format!(
+        "warning: no launcher has given each of these ranks a number (LOCAL_RANK and the like): {}{more}. What is restored from an image of several ranks has to have one: start each again with \
+         LOCAL_RANK set to its number here and LOCAL_WORLD_SIZE={}",
+        named.join(", "),
+        rows.len()
+    )
+}
+
+/// Why a process is to have no image in this folder: what is there is another rank's or another program's, of which a restore would take the newest, whosever it is, and
+/// `--keep` remove what is older. What a process was called with beside its program is no matter: one that is started again mostly has other words.
+fn has_anothers(folder: &Path, row: &Listed, is_job: bool) -> Option<String> {
+    let process = &row.told.process;
+    let pid = process.identity.pid;
+    let own = match (process.job_rank, process.job_world) {
+        (Some(number), Some(ranks)) => Some((number, ranks)),
+        _ => process.rank.zip(process.world),
+    };
+    let own = own.filter(|(_, ranks)| *ranks > 1);
+    for listed in gpupool_store::list(folder).ok()? {
+        let Ok(told) = listed.told else { continue };
+        let (generation, there) = (listed.generation, folder.display());
+        if !may_run(pid, &told.process.command) {
+            let shorten = |command: &str| terminal::shorten(&terminal::clean(command), COMMAND);
+            return Some(format!(
+                "{there} has images of another program (image {generation} is of {}), and process {pid} runs {}: a restore takes the newest one, whosever it is, and --keep removes the others; \
+                 name another folder for this program, or move what is there elsewhere",
+                shorten(&told.process.command),
+                shorten(&process.command)
+            ));
+        }
+        if is_job {
+            continue;
+        }
+        let manifest = gpupool_store::show(folder, Some(generation)).ok();
+        let of = manifest.and_then(|manifest| manifest.meta.notes.get(gpupool_store::RANK).cloned());
+        let number: Option<u32> = of.as_ref().and_then(|of| of.split(' ').next()?.parse().ok());
+        if let (Some(of), Some(number), Some((own, _))) = (of, number, own)
+            && number != own
+        {
+            return Some(format!(
+                "{there} has images of rank {of} (image {generation}), and process {pid} is rank {own}: a restore takes the newest one, and --keep removes the others; gpupool checkpoint --job \
+                 {pid} DIR is of all ranks, and an image of this one alone goes to another folder"
+            ));
+        }
+    }
+    None
+}
+
+/// Columns of a command line in a message.
+const COMMAND: usize = 60;
 
 /// Fails where the last word, which is the folder, is more likely a process's number, or where no process is named.
 fn are_both_named(args: &Args) -> Result<(), Failure> {
@@ -489,12 +578,7 @@ fn told_all(rows: &[Listed], folders: &[PathBuf], replies: Vec<Result<Reply, Str
 
 fn job_image(args: &Args, folder: &Path, rows: &[Listed], ranks: &mut Vec<Told>) -> Result<Whole, String> {
     are_own(rows)?;
-    let numbers: BTreeSet<u32> = rows.iter().filter_map(|row| row.told.process.rank).collect();
-    let numbers: Vec<u32> = if numbers.len() == rows.len() {
-        rows.iter().filter_map(|row| row.told.process.rank).collect()
-    } else {
-        (0..).take(rows.len()).collect()
-    };
+    let numbers = numbers_of(rows);
     let folders: Vec<PathBuf> = numbers.iter().map(|number| rank_folder(folder, *number)).collect();
     let writer = JobWriter::create(folder).map_err(|error| error.to_string())?;
     // Which of them are to be removed is known once this one is whole.

@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::control::{self, NoAnswer, OTHER_ANSWER};
 use crate::failure::{Failure, complain};
 use crate::lenders::{is_helper_called, name_of};
-use crate::pages::{Listed, Pages, Skipped};
+use crate::pages::{Listed, Numbers, Pages, Skipped};
 use crate::stdout;
 use crate::terminal;
 use crate::words::UNSEEN;
@@ -88,6 +88,9 @@ const LEAST: Duration = Duration::from_secs(1);
 struct Told {
     pid: u32,
     name: String,
+    /// What the program calls this GPU (`gpu0`), where that is another number than the machine's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calls_it: Option<String>,
     /// Why it is not known what it has there.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -254,6 +257,8 @@ fn say(gpu: &Uuid, drained: bool) -> Result<Said, Failure> {
 fn ask(gpu: &Uuid, folders: &[PathBuf], is_undrain: bool, deadline: Duration) -> (Vec<Told>, bool) {
     let mut pages = Pages::new();
     let look = pages.look();
+    let mut numbers = Numbers::default();
+    numbers.learn(&look.rows);
     let is_here =
         |skipped: &&Skipped| folders.iter().any(|folder| skipped.why.starts_with(&format!("{}/", folder.display())));
     let others: Vec<_> = look.skipped.iter().filter(|skipped| skipped.reason == "version").filter(is_here).collect();
@@ -296,18 +301,31 @@ fn ask(gpu: &Uuid, folders: &[PathBuf], is_undrain: bool, deadline: Duration) ->
     let mut replies = replies_of(&first);
     replies.extend(replies_of(&then));
     let asked = [first, then].concat();
+    let number = numbers.of(gpu);
+    let calls_it_of = |row: &Listed| {
+        let own = row.told.levels.gpus.rows.iter().find(|known| known.uuid == *gpu).map(|known| known.ordinal);
+        own.filter(|own| number != Some(*own)).map(|own| format!("gpu{own}"))
+    };
     let told_of = |row: &Listed| (row.told.process.identity.pid, row.told.process.name.clone());
     let mut told: Vec<Told> = asked
         .iter()
         .zip(replies)
         .map(|(row, reply)| {
             let (pid, name) = told_of(row);
-            let failed =
-                |why| Told { pid, name: name.clone(), error: Some(why), bytes: 0, microseconds: 0, stayed: Vec::new() };
+            let calls_it = calls_it_of(row);
+            let failed = |why| Told {
+                pid,
+                name: name.clone(),
+                calls_it: calls_it.clone(),
+                error: Some(why),
+                bytes: 0,
+                microseconds: 0,
+                stayed: Vec::new(),
+            };
             match reply {
                 Ok(Reply::Left { moved, microseconds, stayed }) => {
                     let stayed = stayed.into_iter().map(|Stayed { bytes, what }| Left { bytes, what }).collect();
-                    Told { pid, name, error: None, bytes: moved, microseconds, stayed }
+                    Told { pid, name, calls_it, error: None, bytes: moved, microseconds, stayed }
                 }
                 Ok(Reply::Refused { why }) => failed(why),
                 Ok(_) => failed(OTHER_ANSWER.to_owned()),
@@ -331,7 +349,7 @@ fn ask(gpu: &Uuid, folders: &[PathBuf], is_undrain: bool, deadline: Duration) ->
             }
             _ => format!("{all}: the system does not let this user look at it; ask as its user or as root"),
         };
-        Told { pid, name, error: Some(why), bytes: 0, microseconds: 0, stayed: Vec::new() }
+        Told { pid, name, calls_it: calls_it_of(row), error: Some(why), bytes: 0, microseconds: 0, stayed: Vec::new() }
     }));
     (told, !others.is_empty())
 }
@@ -350,7 +368,7 @@ fn strangers(gpu: &Uuid, told: &[Told]) -> Vec<Told> {
             )
         };
         let stayed = vec![Left { bytes: bytes.unwrap_or(0), what }];
-        Told { pid, name, error: None, bytes: 0, microseconds: 0, stayed }
+        Told { pid, name, calls_it: None, error: None, bytes: 0, microseconds: 0, stayed }
     };
     unknown.map(stranger).collect()
 }
@@ -360,9 +378,11 @@ fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<(), Failu
         let text = serde_json::to_string_pretty(all).map_err(|error| Failure::broken(error.to_string()))?;
         stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
     }
-    for Told { pid, name, error, bytes, microseconds, stayed } in all {
+    for Told { pid, name, calls_it, error, bytes, microseconds, stayed } in all {
+        let name =
+            calls_it.as_ref().map_or_else(|| format!("({name})"), |own| format!("({name}, which calls it {own})"));
         if let Some(error) = error {
-            complain(&format!("process {pid} ({name}): {error}"));
+            complain(&format!("process {pid} {name}: {error}"));
             continue;
         }
         // Of one that had nothing there is nothing to tell.
@@ -370,7 +390,7 @@ fn print(all: &[Told], json: bool, did: &str, did_not: &str) -> Result<(), Failu
             continue;
         }
         let seconds = *microseconds as f64 * 1e-6;
-        let mut lines = vec![format!("process {pid} ({name}): {} {did} in {seconds:.2} s", format_size(*bytes))];
+        let mut lines = vec![format!("process {pid} {name}: {} {did} in {seconds:.2} s", format_size(*bytes))];
         lines.extend(stayed.iter().map(|Left { bytes, what }| {
             let size = if *bytes > 0 { format!("{}: ", format_size(*bytes)) } else { String::new() };
             format!("  {did_not}: {size}{what}")

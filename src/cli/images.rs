@@ -10,10 +10,32 @@ pub fn none_come_back(settings: &Settings) -> Option<String> {
     let folder = settings.restore.as_ref()?;
     let why = match gpupool_store::list(folder) {
         Err(why) => why.to_string(),
-        Ok(listed) if listed.is_empty() => instead_of(folder)?,
-        Ok(_) => return None,
+        Ok(listed) if listed.is_empty() => instead_of(folder).or_else(|| not_there(settings, folder))?,
+        Ok(_) => not_there(settings, folder)?,
     };
     Some(format!("GPUPOOL_RESTORE={}: nothing comes back from there: {why}", folder.display()))
+}
+
+/// Why the image that is asked for by its number cannot be had, of a folder that has any.
+fn not_there(settings: &Settings, folder: &Path) -> Option<String> {
+    let wanted = settings.restore_generation?;
+    // Of a job, the job's: its folder has none of one process.
+    let jobs = gpupool_store::jobs(folder).unwrap_or_default().into_iter();
+    let jobs: Vec<(u64, Option<String>)> =
+        jobs.map(|listed| (listed.generation, listed.told.err().map(|error| error.to_string()))).collect();
+    let listed = || {
+        let listed = gpupool_store::list(folder).unwrap_or_default().into_iter();
+        listed.map(|listed| (listed.generation, listed.told.err().map(|error| error.to_string()))).collect()
+    };
+    let all = if jobs.is_empty() { listed() } else { jobs };
+    match all.iter().find(|(number, _)| *number == wanted) {
+        Some((_, wrong)) => wrong.clone(),
+        None if all.is_empty() => Some(format!("it has no image {wanted}, and no other one")),
+        None => {
+            let all: Vec<String> = all.iter().map(|(number, _)| number.to_string()).collect();
+            Some(format!("it has no image {wanted}, and these: {}", all.join(", ")))
+        }
+    }
 }
 
 /// Which folder was meant by one without images that is an image itself, or that has folders with images. Those of the ranks of a job, which has no image as a whole yet, are none of them,

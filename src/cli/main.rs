@@ -41,6 +41,7 @@ mod top;
 mod whole;
 mod words;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -77,11 +78,38 @@ enum Command {
     Lenders(lenders::Args),
 }
 
+impl Command {
+    /// Whether it looks for programs by their pages.
+    fn reads_pages(&self) -> bool {
+        match self {
+            Self::Ps(_) | Self::Top(_) | Self::Export(_) | Self::Suspend(_) | Self::Resume(_) | Self::Checkpoint(_) => {
+                true
+            }
+            Self::Set(_) | Self::Priority(_) | Self::Drain(_) | Self::Undrain(_) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Whether as many files can be opened at once as a look at the pages takes: a folder, the one around it, a list of what is in it, and a page. A folder that cannot be
+/// opened for want of descriptors would count as one that is not there, and programs that run as none.
+fn can_open() -> std::io::Result<()> {
+    let files: std::io::Result<Vec<_>> = (0..4).map(|_| std::fs::File::open("/")).collect();
+    files.map(drop)
+}
+
 fn main() -> ExitCode {
-    let command = match Command::try_parse() {
+    let command = match Command::try_parse_from(options_first(std::env::args_os().collect())) {
         Ok(command) => command,
         Err(instead) => return said(&instead),
     };
+    if command.reads_pages()
+        && let Err(error) = can_open()
+    {
+        let why =
+            format!("this command cannot open the files that it needs: {error}; ulimit -n has to allow it some more");
+        return failure::Failure::broken(why).report();
+    }
     let done = match command {
         Command::Run(args) => run::run(args),
         Command::Sim(args) => sim::run(args),
@@ -108,6 +136,39 @@ fn main() -> ExitCode {
         Command::Lenders(args) => lenders::run(&args),
     };
     done.unwrap_or_else(failure::Failure::report)
+}
+
+/// The words with the options of `gpupool checkpoint` in front of the others: clap ends its numbers at an option, and takes the folder behind that for one more.
+fn options_first(words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_none_or(|word| word != "checkpoint") {
+        return words;
+    }
+    let command = Command::command();
+    let of_checkpoint = command.find_subcommand("checkpoint").into_iter().flat_map(clap::Command::get_arguments);
+    let with_value: Vec<String> = of_checkpoint
+        .filter(|argument| argument.get_action().takes_values())
+        .filter_map(|argument| Some(format!("--{}", argument.get_long()?)))
+        .collect();
+    let mut words = words.into_iter();
+    let mut first: Vec<OsString> = words.by_ref().take(2).collect();
+    let mut others = Vec::new();
+    while let Some(word) = words.next() {
+        if word == "--" {
+            // What follows is no option, and the others are none either.
+            others.insert(0, word);
+            others.extend(words);
+            break;
+        }
+        if !word.as_encoded_bytes().starts_with(b"-") || word == "-" {
+            others.push(word);
+            continue;
+        }
+        let value = if with_value.iter().any(|option| word == option.as_str()) { words.next() } else { None };
+        first.push(word);
+        first.extend(value);
+    }
+    first.extend(others);
+    first
 }
 
 /// Prints what clap has to say in place of a command: help, version, or what is wrong with the words.
@@ -154,6 +215,19 @@ fn missing(error: &clap::Error) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_of_checkpoint_stand_anywhere() {
+        let put = |words: &str| {
+            let words = options_first(words.split(' ').map(OsString::from).collect());
+            words.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(put("gpupool checkpoint 1 --every 3s d --keep=2"), "gpupool checkpoint --every 3s --keep=2 1 d");
+        assert_eq!(put("gpupool checkpoint --job 1 --json d"), "gpupool checkpoint --job --json 1 d");
+        assert_eq!(put("gpupool checkpoint 1 --json -- -d --x"), "gpupool checkpoint --json -- 1 -d --x");
+        assert_eq!(put("gpupool checkpoint 1 --keep"), "gpupool checkpoint --keep 1");
+        assert_eq!(put("gpupool run a --every 3s b"), "gpupool run a --every 3s b");
+    }
 
     /// The examples of a command and of what is below it, with its name.
     fn examples(command: &clap::Command, found: &mut Vec<(String, Vec<String>)>) {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpupool_config::parse_duration;
+use gpupool_machine::{Nvml, Uuid, dashed};
 use gpupool_metrics::folder::{Entry, Folder, Roots};
 use gpupool_metrics::{Identity, Life, Place, Snapshot, Unreadable, identify, may_be_of, read};
 use serde::{Serialize, Serializer};
@@ -115,10 +116,50 @@ impl Look {
 }
 
 /// Whether one number of a GPU means different ones to these processes: each may see others, or the same in another order.
-pub fn differently_numbered<'a>(told: impl Iterator<Item = &'a Snapshot>) -> bool {
+fn differently_numbered<'a>(told: impl Iterator<Item = &'a Snapshot>) -> bool {
     let mut known = BTreeMap::new();
     let mut gpus = told.flat_map(|told| &told.levels.gpus.rows);
     gpus.any(|gpu| *known.entry(gpu.ordinal).or_insert(gpu.uuid) != gpu.uuid)
+}
+
+/// The numbers that the machine's GPUs have where `gpupool drain` takes one: NVML's, as `nvidia-smi` has them.
+#[derive(Clone, Debug, Default)]
+pub struct Numbers {
+    known: Option<BTreeMap<Uuid, u32>>,
+}
+
+impl Numbers {
+    /// Asks for them once a process tells of a GPU: before that nobody wants to know, and NVML wakes every GPU that sleeps, which none does that a program has a context on.
+    pub fn learn(&mut self, rows: &[Listed]) {
+        if self.known.is_none() && rows.iter().any(|row| !row.told.levels.gpus.rows.is_empty()) {
+            let nvml = Nvml::get().ok();
+            let of = |number: u32| Some((nvml?.uuid_of(number)?, number));
+            self.known = Some((0..).map_while(of).collect());
+        }
+    }
+
+    /// These and no others.
+    #[cfg(test)]
+    pub fn known(known: impl IntoIterator<Item = (Uuid, u32)>) -> Self {
+        Self { known: Some(known.into_iter().collect()) }
+    }
+
+    /// The number of this one, where it is known.
+    pub fn of(&self, uuid: &Uuid) -> Option<u32> {
+        self.known.as_ref()?.get(uuid).copied()
+    }
+
+    /// Whether any of these processes has another number for a GPU than the machine, or than another process, so that a number alone says too little.
+    pub fn are_others<'a>(&self, told: impl Iterator<Item = &'a Snapshot> + Clone) -> bool {
+        let mut gpus = told.clone().flat_map(|told| &told.levels.gpus.rows);
+        gpus.any(|gpu| self.of(&gpu.uuid).is_some_and(|number| number != gpu.ordinal)) || differently_numbered(told)
+    }
+
+    /// What a GPU is, whoever asks: by its number where the machine has one, and its UUID.
+    pub fn name(&self, uuid: &Uuid) -> String {
+        let text = format!("GPU-{}", dashed(uuid));
+        self.of(uuid).map_or(text.clone(), |number| format!("GPU {number} ({text})"))
+    }
 }
 
 /// Whoever looks, once or again and again.

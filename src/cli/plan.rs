@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use gpupool_config::parse_size;
+use gpupool_config::{parse_size, without_unit};
 use gpupool_tiers::FarLink;
 use serde_json::{Value, json};
 
@@ -68,7 +68,10 @@ fn gpus(text: &str) -> Result<Gpus, String> {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(|error| error.to_string())
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    // Of these the same is meant as of a place's limit.
+    let few = without_unit(std::iter::once(("GPUPOOL_LIMIT".into(), text.into())));
+    few.into_iter().next().map_or(Ok(bytes), |problem| Err(problem.reason))
 }
 
 /// Prints the plan.
@@ -109,7 +112,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let text = if args.json {
         format!("{:#}\n", value(&program, &rows))
     } else {
-        text::render(&logs.processes, &program, &rows, terminal::colours())
+        text::render(&logs.processes, &program, &rows, args.host.is_some(), terminal::colours())
     };
     stdout::print(&text)?;
     Ok(ExitCode::SUCCESS)

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::drain;
 use crate::failure::Failure;
-use crate::pages::{self, Listed, Pages};
+use crate::pages::{Listed, Numbers, Pages};
 use crate::stdout;
 use crate::terminal::{self, Page, Table};
 use crate::words::UNSEEN;
@@ -46,7 +46,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         let text = as_json(&rows).map_err(|error| Failure::broken(error.to_string()))?;
         stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
     } else {
-        stdout::print(&text(&rows, of_others, &drain::drained()))?;
+        let mut numbers = Numbers::default();
+        numbers.learn(&rows);
+        stdout::print(&text(&rows, of_others, &drain::drained(), &numbers))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -110,12 +112,16 @@ fn works_on(told: &Snapshot) -> Vec<(u32, Uuid)> {
     works.into_iter().filter_map(|gpu| Some((gpu, told.levels.gpu(gpu)?.uuid))).collect()
 }
 
-fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)]) -> String {
+fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)], numbers: &Numbers) -> String {
     let mut page = Page::new(terminal::colours());
     match (rows.len(), of_others) {
         (0, 0) => {
             page.line("no process runs under gpupool");
-            page.entry("  ", &format!("listed are those that have allocated GPU memory; with {UNSEEN}, or without a folder for pages (gpupool doctor), none is"));
+            let session = match std::env::var("XDG_RUNTIME_DIR") {
+                Ok(here) if !here.is_empty() => format!("with another XDG_RUNTIME_DIR than {here}"),
+                _ => "with an XDG_RUNTIME_DIR, as in a login session: here there is none".to_owned(),
+            };
+            page.entry("  ", &format!("listed are those that have allocated GPU memory; none is with {UNSEEN}, without a folder for pages (gpupool doctor), or, of another session, {session}"));
         }
         (_, 0) => {}
         (_, 1) => page.line("1 process runs under another version of gpupool; that version's `gpupool ps` lists it"),
@@ -130,21 +136,32 @@ fn text(rows: &[Listed], of_others: usize, drained: &[(u32, Uuid)]) -> String {
     if rows.is_empty() {
         return page.into_text();
     }
-    let uuids = pages::differently_numbered(rows.iter().map(|row| &row.told));
-    let mut table = Table::new(&["pid", "state", "mode", "priority", "held", "used", "name"], b"rllrrrl", BELOW);
+    let are_named = numbers.are_others(rows.iter().map(|row| &row.told));
+    let own = rustix::process::geteuid().as_raw();
+    let has_users = rows.iter().any(|row| row.owner != own);
+    let has_ranks = rows.iter().any(|row| row.told.process.rank.is_some());
+    let (headings, sides): (&'static [&'static str], &'static [u8]) = match (has_users, has_ranks) {
+        (false, false) => (&["pid", "state", "mode", "priority", "held", "used", "name"], b"rllrrrl"),
+        (true, false) => (&["pid", "user", "state", "mode", "priority", "held", "used", "name"], b"rlllrrrl"),
+        (false, true) => (&["pid", "rank", "state", "mode", "priority", "held", "used", "name"], b"rrllrrrl"),
+        (true, true) => (&["pid", "user", "rank", "state", "mode", "priority", "held", "used", "name"], b"rlrllrrrl"),
+    };
+    let mut table = Table::new(headings, sides, BELOW);
     for row @ Listed { told, .. } in rows {
-        let cells = vec![
-            told.process.identity.pid.to_string(),
+        let mut cells = vec![told.process.identity.pid.to_string()];
+        cells.extend(has_users.then(|| user(row.owner)));
+        cells.extend(has_ranks.then(|| told.process.rank.map_or_else(String::new, |rank| rank.to_string())));
+        cells.extend([
             row.word().to_owned(),
             told.levels.mode.clone(),
             told.levels.priority.to_string(),
             format_size(row.held()),
             format_size(row.used()),
-            told.process.name.clone(),
-        ];
+            name(told),
+        ]);
         let mut more = listed("", &below(told));
         more.extend(not_counted(&told.levels.mode).map(str::to_owned));
-        more.extend(which(told).filter(|_| uuids));
+        more.extend(which(told, numbers).filter(|_| are_named));
         more.extend(listed("far: ", &far(told)));
         more.extend(listed("borrows: ", &borrows(told)));
         more.extend(listed("lends: ", &lends(row, rows).iter().map(lent_in_words).collect::<Vec<_>>()));
@@ -184,10 +201,36 @@ fn lent_in_words(lent: &Lent) -> String {
 }
 
 /// Which GPU each number means of those of which a process has something.
-fn which(told: &Snapshot) -> impl Iterator<Item = String> + '_ {
+fn which<'a>(told: &'a Snapshot, numbers: &'a Numbers) -> impl Iterator<Item = String> + 'a {
     let places = told.levels.places.rows.iter();
     let used = places.filter(|place| place.is_gpu() && (place.drained || place.held > 0 || place.own > 0));
-    used.filter_map(|place| Some(format!("{} is {}", place.name(), told.levels.gpu(place.number)?.uuid_text()?)))
+    used.filter_map(|place| {
+        let gpu = told.levels.gpu(place.number)?;
+        // One that is not known has none.
+        gpu.uuid_text()?;
+        Some(format!("{} is {}", place.name(), numbers.name(&gpu.uuid)))
+    })
+}
+
+/// Which program it is: of an interpreter, with what that runs.
+fn name(told: &Snapshot) -> String {
+    let process = &told.process;
+    let (first, rest) = process.command.split_once(' ').unwrap_or((&process.command, ""));
+    let first = first.rsplit('/').next().unwrap_or_default();
+    let is_interpreter =
+        ["python", "pypy", "julia", "ruby", "perl", "node"].iter().any(|known| first.starts_with(known));
+    if is_interpreter && !rest.is_empty() { format!("{first} {rest}") } else { process.name.clone() }
+}
+
+/// A user's name, where the system's own list has it.
+fn user(number: u32) -> String {
+    let known = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let of = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?.to_owned();
+        (fields.nth(1)?.parse::<u32>().ok()? == number).then_some(name)
+    };
+    known.lines().find_map(of).unwrap_or_else(|| number.to_string())
 }
 
 /// What a process has where: nothing of places where it has nothing.

@@ -18,7 +18,7 @@ use crate::{stdout, whole};
 program goes on. What is on a disk has to come back: where it cannot be read, or there is no room for it on any GPU and on the host, \
 the program stays suspended with all that it has, and can be resumed again once that is mended.
 
-Exit status: 0 where all that are named go on, also with memory elsewhere for want of room; 1 where one stays suspended, cannot be asked or, of several \
+Exit status: 0 where all that are named go on, also with memory elsewhere for want of room; 1 where one stays suspended, was not suspended and had nothing to come back, cannot be asked or, of several \
 or of a job, has ended; 2 where no such process is there or it is stopped (SIGSTOP).
 
 Examples:

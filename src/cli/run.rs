@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use gpupool_config::{Mode, PREFIX, SETTINGS, Settings, no_setting};
+use gpupool_config::{Mode, PREFIX, SETTINGS, Settings, no_setting, without_unit};
 
 use crate::fail_on::FailOn;
 use crate::failure::{self, Failure};
@@ -28,6 +28,9 @@ pub struct Args {
     /// Bring back what the program names (gpupool_name) from the newest image in DIR, which gpupool checkpoint wrote (GPUPOOL_RESTORE)
     #[arg(long, value_name = "DIR")]
     restore: Option<PathBuf>,
+    /// From this image in DIR, as gpupool store list numbers them, and not the newest whole one (GPUPOOL_RESTORE_GENERATION)
+    #[arg(long, value_name = "N", requires = "restore")]
+    generation: Option<u64>,
     /// Bring back all blocks of that image, in the order in which they were allocated, when the program says that it has built them (gpupool_restore);
     /// nothing comes back where the order differs (GPUPOOL_RESTORE_BY_ORDER=on)
     #[arg(long, requires = "restore")]
@@ -153,7 +156,12 @@ fn wanted(args: &Args) -> (BTreeMap<OsString, OsString>, Vec<String>) {
             None => mistakes.push(format!("{said}: not NAME=VALUE; {EXAMPLE}")),
             Some((name, _)) if name.is_empty() => mistakes.push(format!("{said}: no name in front of =; {EXAMPLE}")),
             Some((name, value)) => match variable(name) {
-                Ok(variable) => all.push((variable, value.to_owned(), said)),
+                Ok(variable) => {
+                    // In the environment it is obeyed with a warning, since the program would be without the pool otherwise.
+                    let few = without_unit(std::iter::once((variable.clone(), value.to_owned())));
+                    mistakes.extend(few.into_iter().map(|problem| format!("{said}: {}", problem.reason)));
+                    all.push((variable, value.to_owned(), said));
+                }
                 Err(reason) => mistakes.push(format!("{said}: {reason}")),
             },
         }
@@ -171,6 +179,10 @@ fn wanted(args: &Args) -> (BTreeMap<OsString, OsString>, Vec<String>) {
             Ok(folder) => all.push((format!("{PREFIX}RESTORE").into(), folder.into(), said)),
             Err(error) => mistakes.push(format!("{said}: {error}")),
         }
+    }
+    if let Some(number) = args.generation {
+        let said = format!("--generation {number}");
+        all.push((format!("{PREFIX}RESTORE_GENERATION").into(), number.to_string().into(), said));
     }
     if args.restore_by_order {
         let said = "--restore-by-order".to_owned();

@@ -31,7 +31,7 @@ A signal that a program handles while it waits (Ctrl-C) resumes it; so does its 
 Into a folder: each program writes a folder of its own there, which is gone when it is resumed; what is compressed, and how, is \
 found out on the way. Nothing leaves before all of it is on the disk, and every part is compared with its hash on the way back.
 
-Exit status: 0 where all that are named are suspended, also where some memory found no other place and stayed; 1 where one is not, and then none is; 2 where \
+Exit status: 0 where all that are named are suspended, also where some memory found no other place and stayed; 1 where one is not, and then none is, and where one was suspended before; 2 where \
 no such process is there or it is stopped (SIGSTOP), --process has no --to host or --to DIR, or DIR is the folder of one image.
 
 Examples:

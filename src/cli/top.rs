@@ -24,7 +24,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use unicode_width::UnicodeWidthStr;
 
 use crate::failure::Failure;
-use crate::pages::{Pages, interval};
+use crate::pages::{Look, Numbers, Pages, interval};
 use crate::{stdout, terminal};
 use state::{Shown, Sort, State, Step};
 
@@ -38,8 +38,8 @@ use state::{Shown, Sort, State, Step};
   gpupool top --once --filter train
   gpupool top --json --interval 10s >over-night.jsonl
 
-After a size stands what the GPU has, and of the host what all processes may take, at most what this machine has. GPUs have their \
-UUIDs where programs number them differently. A ? under moved/s: there is nothing to compare with, since rates are those between two looks, and \
+After a size stands what the GPU has, and of the host what all processes may take, at most what this machine has. GPUs have the \
+machine's numbers and their UUIDs where a program numbers them differently. A ? under moved/s: there is nothing to compare with, since rates are those between two looks, and \
 --once looks once; --json tells them from its second line on.
 
 Keys: ? lists them.")]
@@ -76,6 +76,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         let mut pages = Pages::new();
         let look = pages.look();
         pages.complain(&look);
+        know(&mut state, &mut Numbers::default(), &look);
         state.update(look, gpupool_metrics::now(), None);
         stdout::print(&once(&state, width()))?;
     } else if std::io::stdout().is_terminal() {
@@ -110,6 +111,12 @@ fn lines(args: &Args, state: &mut State) -> Result<(), Failure> {
         }
         std::thread::sleep(args.interval.saturating_sub(begun.elapsed()));
     }
+}
+
+/// Has it know which numbers the machine's GPUs have.
+fn know(state: &mut State, numbers: &mut Numbers, look: &Look) {
+    numbers.learn(&look.rows);
+    state.set_numbers(numbers);
 }
 
 /// The columns to print for.
@@ -188,12 +195,15 @@ fn waited(most: Duration) -> bool {
 
 fn show(state: &mut State, terminal: &mut DefaultTerminal, ended: &AtomicBool) -> std::io::Result<End> {
     let mut pages = Pages::new();
+    let mut numbers = Numbers::default();
     let mut last: Option<Instant> = None;
     while !ended.load(Ordering::Relaxed) {
         let now = Instant::now();
         if last.is_none_or(|last| now - last >= state.interval()) {
             // What is not read is counted in the heading: a line on stderr would stand across the picture.
-            state.update(pages.look(), gpupool_metrics::now(), last.map(|last| now - last));
+            let look = pages.look();
+            know(state, &mut numbers, &look);
+            state.update(look, gpupool_metrics::now(), last.map(|last| now - last));
             last = Some(now);
         }
         terminal.draw(|frame| view::draw(state, frame.area(), frame.buffer_mut()))?;

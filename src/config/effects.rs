@@ -61,15 +61,11 @@ const RULES: &[Rule] = &[
         says: |_| true,
         why: |settings| unless_pooled(settings, "what comes back is the pool's memory"),
     },
+    Rule { name: "GPUPOOL_RESTORE_GENERATION", says: |_| true, why: unless_restored },
     Rule {
         name: "GPUPOOL_RESTORE_BY_ORDER",
         says: |settings| settings.restore_by_order == Toggle::On,
-        why: |settings| {
-            settings
-                .restore
-                .is_none()
-                .then(|| "says nothing without GPUPOOL_RESTORE=FOLDER, which names the images".to_owned())
-        },
+        why: unless_restored,
     },
     Rule {
         name: "GPUPOOL_PRIORITY",
@@ -118,6 +114,11 @@ fn unless_pooled(settings: &Settings, what: &str) -> Option<String> {
 
 fn unless_found(settings: &Settings) -> Option<String> {
     (settings.metrics == Toggle::Off).then(|| format!("says nothing with GPUPOOL_METRICS=off: {IS_FOUND}"))
+}
+
+fn unless_restored(settings: &Settings) -> Option<String> {
+    let is_none = settings.restore.is_none();
+    is_none.then(|| "says nothing without GPUPOOL_RESTORE=FOLDER, which names the images".to_owned())
 }
 
 fn unless_pinned(settings: &Settings) -> Option<String> {

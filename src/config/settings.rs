@@ -37,6 +37,8 @@ pub struct Settings {
     pub idle: Option<Duration>,
     /// `GPUPOOL_RESTORE`: the folder of images.
     pub restore: Option<PathBuf>,
+    /// `GPUPOOL_RESTORE_GENERATION`; `None` is the newest whole image there.
+    pub restore_generation: Option<u64>,
     /// `GPUPOOL_RESTORE_BY_ORDER`
     pub restore_by_order: Toggle,
     /// `GPUPOOL_IDLE_SUSPEND`; `None` suspends nobody.
@@ -128,6 +130,7 @@ impl Default for Settings {
             free: Free::default(),
             idle: Some(Duration::from_secs(10)),
             restore: None,
+            restore_generation: None,
             restore_by_order: Toggle::Off,
             idle_suspend: None,
             idle_suspend_to: None,

@@ -170,6 +170,22 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "GPUPOOL_RESTORE_GENERATION",
+        values: "number",
+        default: "the newest whole one",
+        help: "Which image of the folder of GPUPOOL_RESTORE is meant, by the number that gpupool store list has; of a job, by the job's. Where it is not there, nothing comes back.",
+        read: |settings, value| {
+            settings.restore_generation = match text(value)?.parse() {
+                Ok(number @ 1..) => Some(number),
+                _ => {
+                    return Err("not the number of an image; gpupool store list FOLDER has them, write for example 7"
+                        .to_owned());
+                }
+            };
+            Ok(())
+        },
+    },
+    Setting {
         name: "GPUPOOL_RESTORE_BY_ORDER",
         values: Toggle::WORDS,
         default: "off",

@@ -49,5 +49,5 @@ pub use process::{
     Identity, Life, Lineage, Started, Stat, has_living_thread, is_all_ending, lineage, may_be_of, started, stat,
 };
 pub use reader::{Source, Unreadable, identify, moves, read};
-pub use runs::{Environment, Maps, Runs, is_kernel, runs};
+pub use runs::{Environment, Maps, Runs, is_kernel, may_run, runs};
 pub use siblings::{Member, beside};

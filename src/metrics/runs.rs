@@ -90,6 +90,32 @@ impl Runs {
     }
 }
 
+/// Whether a process runs the program of which somebody noted this command line, its words with one space between them: whatever else either was given, and wherever its
+/// file lies. Where that is not told, it may.
+pub fn may_run(pid: u32, noted: &str) -> bool {
+    let Ok(arguments) = fs::read(format!("/proc/{pid}/cmdline")) else { return true };
+    may_be_called(&arguments, noted.as_bytes())
+}
+
+fn may_be_called(arguments: &[u8], noted: &[u8]) -> bool {
+    // Both lose where a word with spaces ends, and so alike.
+    let words = |text: &[u8]| -> Vec<u8> { text.iter().map(|byte| if *byte == b' ' { 0 } else { *byte }).collect() };
+    let last = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
+    let first = |text: &[u8]| text.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
+    let (own, noted) = (words(arguments), words(noted));
+    let (own_first, noted_first) = (first(&own), first(&noted));
+    if own_first.is_empty() || noted_first.is_empty() {
+        return true;
+    }
+    let of = |first: &[u8], text: &[u8]| code(Some(Path::new(OsStr::from_bytes(first))), text);
+    match (of(&own_first, &own), of(&noted_first, &noted)) {
+        (Code::Given(own), Code::Given(noted)) => last(&own) == last(&noted),
+        (Code::Own, Code::Own) => last(&own_first) == last(&noted_first),
+        (Code::Untold, _) | (_, Code::Untold) => true,
+        _ => false,
+    }
+}
+
 /// Whether a process of this parent is the kernel of a notebook: it runs IPython's program, or its parent is the server that says in its environment that it started it
 /// (`JPY_PARENT_PID`). What a kernel starts inherits that, and has another parent.
 pub fn is_kernel(pid: u32, parent: u32, runs: Option<&Runs>) -> bool {
@@ -187,6 +213,29 @@ mod tests {
             assert!(!same(&python(a), &python(b)), "{a} {b}");
         }
         assert!(!same(&python("train.py"), &of("/opt/other/python3.11", &["python3", "train.py"])));
+    }
+
+    #[test]
+    fn a_program_is_known_by_the_command_line_that_was_noted_of_it() {
+        let may =
+            |own: &str, noted: &str| may_be_called(format!("{own}\0").replace(' ', "\0").as_bytes(), noted.as_bytes());
+        for (own, noted) in [
+            ("python3 train.py --resume", "/venv/bin/python3.11 ./train.py"),
+            ("./train 1 50", "/opt/train 3"),
+            ("python -m pkg.train a", "python -um pkg.train"),
+            ("python -c import x; x.f(5)", "python -c import x; x.f(6)"),
+            ("train", ""),
+        ] {
+            assert!(may(own, noted) && (noted.is_empty() || may(noted, own)), "{own} | {noted}");
+        }
+        for (own, noted) in [
+            ("python train.py", "python serve.py"),
+            ("python train.py", "./train.py"),
+            ("./train 1", "./serve 1"),
+            ("python -m train", "python train.py"),
+        ] {
+            assert!(!may(own, noted) && !may(noted, own), "{own} | {noted}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! How does memory that the program names come back from an image (`GPUPOOL_RESTORE`)?
 //!
-//! The newest whole generation is opened when the first name is asked for, and stays the one that is meant. Each name comes back once: a program that
+//! The newest whole generation, or the one that `GPUPOOL_RESTORE_GENERATION` names, is opened when the first name is asked for, and stays the one that is meant. Each name comes back once: a program that
 //! gives it to other memory later wants the name, and not its old contents. Nothing is silent: what did not come back is an error of that
 //! call and a line, and at the end it is told how much did.
 
@@ -305,9 +305,10 @@ fn lacks_ranks(job: &Job) -> Option<String> {
     is_certain.then_some(why)
 }
 
-/// The newest image of one process. That of a rank is for that rank alone: its folder would give every other one the same memory.
+/// The newest image of one process, or the one that is asked for. That of a rank is for that rank alone: its folder would give every other one the same memory.
 fn of_one(folder: &Path) -> Result<Reader, String> {
-    let reader = Reader::open(folder, Which::Newest, 0).map_err(|error| error.to_string())?;
+    let which = process::settings().restore_generation.map_or(Which::Newest, Which::Number);
+    let reader = Reader::open(folder, which, 0).map_err(|error| error.to_string())?;
     let manifest = reader.manifest();
     let image = format!("image {} in {}", manifest.generation, folder.display());
     let was: Option<OfRanks> = manifest.meta.notes.get(image::RANK).and_then(|text| text.parse().ok());
@@ -329,11 +330,12 @@ fn of_one(folder: &Path) -> Result<Reader, String> {
     Ok(reader)
 }
 
-/// This rank's part of the newest whole image of a job; `None`: the folder has none of a job.
+/// This rank's part of the newest whole image of a job, or of the one that is asked for; `None`: the folder has none of a job.
 fn of_job(folder: &Path) -> Option<Result<Reader, String>> {
     let jobs = gpupool_store::jobs(folder).ok().filter(|jobs| !jobs.is_empty())?;
+    let wanted = process::settings().restore_generation;
     let mut found = None;
-    for listed in jobs {
+    for listed in jobs.into_iter().filter(|listed| wanted.is_none_or(|wanted| wanted == listed.generation)) {
         let why = match listed.told {
             Ok(job) => match lacks_ranks(&job) {
                 Some(why) => format!("{}: image {}: {why}", folder.display(), job.generation),
@@ -347,7 +349,10 @@ fn of_job(folder: &Path) -> Option<Result<Reader, String>> {
         warn(&format!("an image of the job is passed over: {why}"));
     }
     let Some(job) = found else {
-        return Some(Err(format!("{}: no image of the job there is whole", folder.display())));
+        return Some(Err(match wanted {
+            Some(wanted) => format!("{}: it has no image {wanted} of the job that is whole", folder.display()),
+            None => format!("{}: no image of the job there is whole", folder.display()),
+        }));
     };
     let count = job.ranks.len();
     // Of several hosts each has a rank of the same number there, so theirs are those of the whole job.

@@ -131,6 +131,16 @@ pub fn rank_folder(folder: &Path, rank: u32) -> PathBuf {
     folder.join(format!("rank-{rank}"))
 }
 
+/// The job's folder, where this one is a rank's in it: what else is written here is of no image of the job, and takes the place of what is.
+pub fn job_around(folder: &Path) -> Option<PathBuf> {
+    let folder = folder.canonicalize().ok()?;
+    rank_of(folder.file_name()?.to_str()?)?;
+    let around = folder.parent()?;
+    let store = Store::open(around, false, &Disk::default()).ok()?;
+    let has_some = numbers(&store).is_ok_and(|numbers| !numbers.is_empty());
+    has_some.then(|| around.to_owned())
+}
+
 fn name_of(generation: u64) -> String {
     format!("job-{generation:06}")
 }

@@ -375,3 +375,84 @@ fn ranks_are_told_that_what_they_read_is_of_a_process_without_ranks_or_of_more_r
     assert_eq!(answer, "0 5000 0", "{log}");
     assert!(log.contains("is of 3 ranks, and the launcher says that there are 2: nothing of the others"), "{log}");
 }
+
+/// With `--keep` the images of the one went for those of the other, and a restore takes the newest, whosever it is.
+#[test]
+fn a_folder_with_images_of_another_rank_or_another_program_takes_none_of_this_one() {
+    let (_around, folder) = store();
+    let session = session();
+    let mut ranks = [0, 1].map(|number| rank_of(number, 2).start(Some(session.path())));
+    ranks.iter_mut().for_each(|rank| drop(rank.ask("name weights 3072 0 5000")));
+    let mut other =
+        Run::program("suspended").sim("1x1GiB").env("GPUPOOL_RESERVE", "16MiB").shim().start(Some(session.path()));
+    at_work(&mut other, 1);
+    let ask = |how: &str, pid: u32| {
+        let asked = gpupool(&ranks[0], session.path(), &format!("checkpoint {how} {pid} {}", folder.display()));
+        (asked.status.code(), String::from_utf8_lossy(&asked.stderr).into_owned())
+    };
+    let [first, second] = [0, 1].map(|number: usize| ranks[number].pid());
+    for _ in 0..2 {
+        assert_eq!(ask("--alone", first), (Some(0), String::new()));
+    }
+    let (status, said) = ask("--alone --keep 1", second);
+    assert_eq!((status, said.lines().count()), (Some(2), 1), "{said}");
+    assert!(said.contains("has images of rank 0 of 2 (image 2), and process") && said.contains("is rank 1"), "{said}");
+    let (status, said) = ask("--keep 1", other.pid());
+    assert_eq!((status, said.lines().count()), (Some(2), 1), "{said}");
+    assert!(said.contains("has images of another program (image 2 is of ") && said.contains("suspended"), "{said}");
+    assert_eq!(generations(&folder), [2, 1]);
+    assert_eq!(ask("--alone --keep 1", first), (Some(0), String::new()), "its own goes on");
+    assert_eq!(generations(&folder), [3]);
+    ranks.into_iter().for_each(ends_well);
+}
+
+/// Nobody tells it before they are started again, and then there is nothing to be done any more.
+#[test]
+fn that_ranks_without_numbers_need_them_to_be_restored_is_told_with_the_image() {
+    let (_around, folder) = store();
+    let session = session();
+    let run = || checkpointed("1x1GiB").env("GPUPOOL_DEVICES", "0");
+    let mut ranks = [(); 2].map(|()| run().start(Some(session.path())));
+    for (program, seed) in ranks.iter_mut().zip([5000, 6000]) {
+        program.ask(&format!("name weights 3072 0 {seed}"));
+    }
+    let [first, second] = ranks.each_ref().map(Running::pid);
+    let asked = gpupool(&ranks[0], session.path(), &format!("checkpoint {second} {first} {}", folder.display()));
+    let said = String::from_utf8_lossy(&asked.stderr).into_owned();
+    assert_eq!((asked.status.code(), said.lines().count()), (Some(0), 1), "{said}");
+    assert!(said.contains(&format!("rank 0 is process {second}, rank 1 is process {first}")), "{said}");
+    assert!(said.contains("LOCAL_RANK set to its number here and LOCAL_WORLD_SIZE=2"), "{said}");
+    ranks.into_iter().for_each(ends_well);
+    // As it says.
+    for (number, seed) in [("0", 6000), ("1", 5000)] {
+        let run = run().env("LOCAL_RANK", number).env("LOCAL_WORLD_SIZE", "2").env("GPUPOOL_RESTORE", &folder);
+        assert_eq!(run.start(None).ask("name weights 3072 0 1"), format!("0 {seed} 0"), "rank {number}");
+    }
+}
+
+/// The newest one may be damaged, or of a moment that is no good.
+#[test]
+fn an_older_image_of_a_job_comes_back_where_its_number_is_given() {
+    let (_around, folder) = store();
+    let session = session();
+    let mut ranks = [0, 1].map(|number| rank_of(number, 2).start(Some(session.path())));
+    for moment in [0, 1000] {
+        for (program, seed) in ranks.iter_mut().zip([5000, 7000]) {
+            program.ask(&format!("name weights{moment} 3072 0 {}", seed + moment));
+        }
+        job(&ranks[0], session.path(), &folder, &format!("--job {}", ranks[0].pid()));
+    }
+    ranks.into_iter().for_each(ends_well);
+    let back = |number: u32, generation: &str, name: &str| {
+        let run = rank_of(number, 2).env("GPUPOOL_RESTORE", &folder).env("GPUPOOL_RESTORE_GENERATION", generation);
+        let mut program = run.start(None);
+        (program.ask(&format!("name {name} 3072 0 1")), std::fs::read_to_string(program.log()).unwrap())
+    };
+    for (number, seed) in [(0, 5000), (1, 7000)] {
+        assert_eq!(back(number, "1", "weights0").0, format!("0 {seed} 0"), "rank {number}");
+        assert_eq!(back(number, "1", "weights1000").0, "-8 1 0", "rank {number}: the older image has none of it");
+        assert_eq!(back(number, "2", "weights1000").0, format!("0 {} 0", seed + 1000), "rank {number}");
+    }
+    let (answer, log) = back(0, "3", "weights0");
+    assert!(answer == "-8 1 0" && log.contains("it has no image 3 of the job that is whole"), "{answer}: {log}");
+}

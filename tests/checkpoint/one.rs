@@ -861,3 +861,29 @@ fn each_call_fails(run: Run, to: &str) {
     agrees(&mut program, &folder, 2);
     ends_well(program);
 }
+
+/// It is idle and healthy, and was said to hang in a call of the driver.
+#[test]
+fn a_program_without_a_free_descriptor_is_told_so() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 3072 0 5000");
+    image(&program, &folder, "");
+    let limit = |most: u64| {
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        let pid = program.pid() as i32;
+        // SAFETY: both are locals of the type that the call reads or fills.
+        unsafe {
+            assert_eq!(libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut before), 0);
+            let new = libc::rlimit { rlim_cur: most, ..before };
+            assert_eq!(libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const new, std::ptr::null_mut()), 0);
+        }
+        before.rlim_cur
+    };
+    let before = limit(3);
+    let why = refused(&program, &folder, "");
+    assert!(why.contains("it has no file descriptor left to answer by, of 3 that it may have (ulimit -n)"), "{why}");
+    limit(before);
+    image(&program, &folder, "");
+    ends_well(program);
+}

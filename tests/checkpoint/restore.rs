@@ -50,6 +50,25 @@ fn what_a_program_names_comes_back_in_another_one() {
     }
 }
 
+#[test]
+fn an_older_image_comes_back_where_its_number_is_given() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    for seed in [5000, 6000] {
+        program.ask(&format!("name at{seed} 3072 0 {seed}"));
+        image(&program, &folder, "");
+    }
+    program.signal(libc::SIGKILL);
+    let mut program = by_command(&folder, "--generation 1").start(None);
+    assert_eq!(program.ask("name at5000 3072 0 1"), "0 5000 0");
+    assert_eq!(program.ask("name at6000 3072 0 1"), "-8 1 0", "of the newer image alone");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("generation 1 in "), "{log}");
+    let gone = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", &folder).env("GPUPOOL_RESTORE_GENERATION", "9");
+    let mut program = gone.start(None);
+    assert_eq!(program.ask("name at5000 3072 0 1"), "-8 1 0");
+}
+
 /// By the command, and not by its variables.
 fn by_command(folder: &Path, more: &str) -> Run {
     let program = harness::program("checkpointed");

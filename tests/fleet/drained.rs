@@ -522,3 +522,35 @@ fn what_does_not_come_back_because_of_a_limit_is_told_with_that() {
     has(&stayed(&told, &program), 16 * MIB, "GPU 0 has no room for it: GPUPOOL_LIMIT allows 40.0 MiB of it");
     is_whole(program);
 }
+
+/// A program with `CUDA_VISIBLE_DEVICES=1,0` calls GPU 1 its gpu0, and whoever reads that drains GPU 0.
+#[test]
+fn a_gpu_that_a_program_numbers_in_its_own_way_has_the_machines_number_beside_it() {
+    let machine = Machine::new("2x1GiB");
+    let mut program = machine.holder(machine.neighbour(0, 50).env("CUDA_VISIBLE_DEVICES", "1,0"), 80);
+    let page = machine.until(&program, "its memory", |page| held(page, 0) >= 80 * MIB);
+    let name = format!("gpu0 is GPU 1 ({})", uuid(&page, 0));
+    let ps = String::from_utf8(machine.gpupool("ps").stdout).unwrap();
+    assert!(ps.contains(&name), "{name}: {ps}");
+    let top = String::from_utf8(machine.command("top --once").env("COLUMNS", "120").output().unwrap().stdout).unwrap();
+    assert!(top.lines().any(|line| line.starts_with("GPU 1 (GPU-") && line.contains("80.0 MiB")), "{top}");
+    let drain = String::from_utf8(machine.gpupool("drain 1").stdout).unwrap();
+    assert!(drain.contains("(neighbour, which calls it gpu0): 80.0 MiB moved away"), "{drain}");
+    let (told, _) = machine.told("undrain --json 1");
+    assert_eq!(told[0]["calls_it"], "gpu0", "{told}");
+    takes(&mut program, 20);
+    is_whole(program);
+}
+
+/// It was on another GPU before, since its own one had no room for it, and is there still.
+#[test]
+fn undrain_says_nothing_of_memory_that_had_no_room_there_before_the_drain() {
+    let machine = Machine::new("2x320MiB");
+    let program = machine.holder(machine.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1"), 400);
+    machine.until(&program, "memory on GPU 1", |page| held(page, 1) >= 80 * MIB);
+    machine.told("drain --json 0");
+    let (told, is_done) = machine.told("undrain --json 0");
+    assert!(is_done && stayed(&told, &program).is_empty(), "{told}");
+    assert!(told[0]["bytes"].as_u64() >= Some(200 * MIB), "{told}");
+    is_whole(program);
+}

@@ -287,3 +287,21 @@ fn a_context_that_has_no_room_in_the_end_takes_nothing_from_anybody_and_says_so(
     assert!(report.contains("(a context) on GPU 0"), "{report}");
     assert_eq!(gave(&is_whole(low)), 0);
 }
+
+/// Its priority is enough, and it is told of priorities.
+#[test]
+fn who_is_refused_a_context_is_told_who_was_asked_and_did_not_answer() {
+    let machine = Machine::new("1x320MiB");
+    let mut low = machine.holder(machine.neighbour(0, 10), 280);
+    low.ask("spin");
+    let high = machine.neighbour(0, 90).env("SIMCUDA_CONTEXT_MIB", "100").env("GPUPOOL_RECALL_WAIT", "500ms");
+    let high = machine.start(high);
+    let log = high.log();
+    let (status, _folder) = high.ends();
+    assert!(!status.success(), "{status}");
+    let told = std::fs::read_to_string(&log).unwrap();
+    let expected = format!("of those that were asked for room process {} did not answer in time", low.pid());
+    assert!(told.contains("OUT_OF_MEMORY for a context on GPU 0") && told.contains(&expected), "{told}");
+    low.ask("release");
+    is_whole(low);
+}

@@ -366,11 +366,29 @@ fn accept(
     if let Some(what) = Serving::look(page.as_fd()).and_then(|at| WORDS.get(at)) {
         return Err(format!("another command is at it ({what}); once that is over it can be asked again"));
     }
+    if let Some(most) = without_descriptors(pid) {
+        return Err(format!(
+            "it did not answer within {} s: it has no file descriptor left to answer by, of {most} that it may have (ulimit -n); nothing was asked of it; \
+             prlimit --pid {pid} --nofile={} gives it some, or ask again once it has closed others",
+            begun.elapsed().as_secs(),
+            most.saturating_add(64)
+        ));
+    }
     Err(format!(
         "it did not answer within {} s: a call of the driver in it may not return, as where it waits for work that never ends, or it is stopped (as all of a \
          container that is paused); ask again once it goes on, or end it (kill {pid})",
         begun.elapsed().as_secs()
     ))
+}
+
+/// How many descriptors a process may have, where every one of them is in use.
+fn without_descriptors(pid: u32) -> Option<u64> {
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let most = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?.split_whitespace().next()?;
+    let most: u64 = most.parse().ok()?;
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let numbers = open.filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok());
+    (numbers.filter(|number| *number < most).count() as u64 >= most).then_some(most)
 }
 
 /// The sockets at which a process of this user's serves blocks; another user's sends this one away, and says so.

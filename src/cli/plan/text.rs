@@ -8,7 +8,7 @@ use crate::report::Process;
 use crate::terminal::{Page, Table};
 use crate::words;
 
-pub fn render(processes: &[Process], program: &Program, rows: &[Row], colours: bool) -> String {
+pub fn render(processes: &[Process], program: &Program, rows: &[Row], is_host_given: bool, colours: bool) -> String {
     let mut page = Page::new(colours);
     page.heading("What the logs tell");
     let peak = format_size(program.peak);
@@ -38,7 +38,7 @@ pub fn render(processes: &[Process], program: &Program, rows: &[Row], colours: b
         page.entry("  its cost    ", &lost);
     }
     machines(&mut page, rows);
-    rests_on(&mut page, program, rows);
+    rests_on(&mut page, program, rows, is_host_given);
     page.into_text()
 }
 
@@ -67,7 +67,7 @@ fn milliseconds(seconds: f64) -> String {
     format!("{:.1} ms", seconds * 1e3)
 }
 
-fn rests_on(page: &mut Page, program: &Program, rows: &[Row]) {
+fn rests_on(page: &mut Page, program: &Program, rows: &[Row], is_host_given: bool) {
     page.heading("What this rests on");
     let mut say = |words: &str| page.entry("  - ", words);
     say(
@@ -77,7 +77,8 @@ fn rests_on(page: &mut Page, program: &Program, rows: &[Row]) {
         "where it would lie: the default settings; each GPU keeps GPUPOOL_RESERVE and the contexts that this program works in, one that it only borrows from at least what a context takes, and nobody else is there",
     );
     let host = rows.first().map_or(0, |row| row.machine.host);
-    say(&format!("the host: {} of it may be taken (--host)", format_size(host)));
+    let how = if is_host_given { "--host" } else { "as when the log was written; --host says otherwise" };
+    say(&format!("the host: {} of it may be taken ({how})", format_size(host)));
     let (near, peer, host) = (Links::measured(Vec::new()).near, FarLink::PEER.kernel, FarLink::HOST.kernel);
     let peer = match rows.first().and_then(|row| row.machine.peer) {
         None => "no GPU reaches another (--link none)".to_owned(),

@@ -293,6 +293,28 @@ fn a_folder_that_nothing_can_come_back_from_is_refused() {
     assert_eq!(String::from_utf8_lossy(&begun.stdout), "started\n", "{}", stderr(&begun));
 }
 
+/// Before anything starts: the number, or what the folder has in its place.
+#[test]
+fn an_image_that_is_asked_for_by_its_number_has_to_be_there() {
+    let bench = Bench::new();
+    let folder = bench.path("images");
+    for _ in 0..2 {
+        let writer = gpupool_store::Writer::create(&folder, Default::default(), Default::default()).unwrap();
+        writer.finish().unwrap();
+    }
+    let run = |number: &str| {
+        let flags = ["--restore", folder.to_str().unwrap(), "--generation", number];
+        output(bench.gpupool("run", &flags).args(["sh", "-c", "echo $GPUPOOL_RESTORE_GENERATION"]))
+    };
+    let absent = run("7");
+    assert_eq!(absent.status.code(), Some(2));
+    assert!(stderr(&absent).contains("it has no image 7, and these: 2, 1"), "{}", stderr(&absent));
+    assert!(stderr(&run("x")).contains("invalid value 'x' for '--generation <N>'"));
+    assert_eq!(String::from_utf8_lossy(&run("1").stdout), "1\n");
+    let alone = output(bench.gpupool("run", &["--generation", "1"]).arg("true"));
+    assert_eq!(alone.status.code(), Some(2), "{}", stderr(&alone));
+}
+
 /// Before any process is looked for.
 #[test]
 fn a_setting_where_the_process_is_to_be_is_told_what_is_missing() {

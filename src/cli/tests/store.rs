@@ -114,6 +114,27 @@ fn an_image_is_no_folder_for_further_ones() {
     assert!(stderr(&asked).contains("is not known to run under gpupool"), "{}", stderr(&asked));
 }
 
+/// What is written to a rank's folder takes the place of a part of the job's image, whichever way it is named.
+#[test]
+fn a_ranks_folder_of_a_jobs_images_is_no_folder_for_others() {
+    let around = job();
+    let pid = std::process::id().to_string();
+    for how in ["--alone", "--job", "--full"] {
+        let folder = around.path().join("rank-0/../rank-1");
+        let asked = output(gpupool().args(["checkpoint", how, &pid]).arg(&folder));
+        let said = stderr(&asked);
+        assert_eq!((asked.status.code(), said.lines().count()), (Some(2), 1), "{how}: {said}");
+        assert!(
+            said.contains("is a rank's folder in ") && said.contains("gpupool checkpoint --job PID"),
+            "{how}: {said}"
+        );
+    }
+    let other = tempfile::tempdir().unwrap();
+    let folder = other.path().join("rank-0");
+    let asked = output(gpupool().args(["checkpoint", "--alone", &pid]).arg(&folder));
+    assert!(stderr(&asked).contains("is not known to run under gpupool"), "{}", stderr(&asked));
+}
+
 /// An image of a job of two ranks.
 fn job() -> tempfile::TempDir {
     let around = tempfile::tempdir().unwrap();

@@ -100,3 +100,47 @@ fn a_folder_for_pages_that_cannot_be_made_is_named_with_the_reason() {
     assert!(said.starts_with("gpupool: the folder /proc/nope cannot be made: No such file"), "{said}");
     assert!(said.contains("choose another one with --to"), "{said}");
 }
+
+/// Where people put them: behind the number.
+#[test]
+fn an_option_of_checkpoint_may_stand_anywhere() {
+    for words in [
+        "checkpoint 4294967295 --every 3s ./x --keep 2",
+        "checkpoint 4294967295 ./x --keep 2 --every 3s",
+        "checkpoint --keep=2 4294967295 --full ./x",
+    ] {
+        assert_eq!(
+            refused(words),
+            "gpupool: there is no process 4294967295 here; gpupool ps lists those that run under gpupool\n",
+            "{words}"
+        );
+    }
+}
+
+/// Ten bytes are nobody's limit, and a plan with them says that nothing fits.
+#[test]
+fn a_limit_of_a_few_bytes_is_refused_where_it_is_written_on_the_command_line() {
+    for words in [
+        "plan x.jsonl --limit 10",
+        "plan x.jsonl --host 10",
+        "run --set limit=10 -- true",
+        "run --set guarantee=0:10 -- true",
+    ] {
+        let said = refused(words);
+        assert!(said.contains("10 bytes, as there is no unit; write 10GiB if that is meant"), "{words}: {said}");
+    }
+}
+
+/// A folder that cannot be opened is no folder that is not there, and a program that runs is not none.
+#[test]
+fn a_command_without_descriptors_says_so_and_not_that_no_program_runs() {
+    for words in ["ps", "top --once", "suspend 1", "checkpoint 1 /nowhere/x", "drain 0"] {
+        let mut command = std::process::Command::new("sh");
+        let gpupool = env!("CARGO_BIN_EXE_gpupool");
+        command.args(["-c", &format!("ulimit -n 4; exec {gpupool} {words}")]);
+        let output = output(&mut command);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""), "{words}: {}", stderr(&output));
+        let said = stderr(&output);
+        assert!(said.contains("Too many open files") && said.contains("ulimit -n"), "{words}: {said}");
+    }
+}

@@ -7,7 +7,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde::Serialize;
 
 use super::rates::Rates;
-use crate::pages::{Key, Listed, Look};
+use crate::pages::{Key, Listed, Look, Numbers};
 use crate::terminal::clean;
 
 /// A process that is listed.
@@ -113,6 +113,7 @@ pub struct State {
     colours: bool,
     now: u64,
     rows: Vec<Shown>,
+    numbers: Numbers,
     skipped: usize,
     sort: Sort,
     turned: bool,
@@ -136,6 +137,7 @@ impl State {
             colours,
             now: 0,
             rows: Vec::new(),
+            numbers: Numbers::default(),
             skipped: 0,
             sort,
             turned: false,
@@ -149,6 +151,16 @@ impl State {
     /// With what this machine has of host memory, where that is known: no process's page tells.
     pub fn with_host_memory(self, host_memory: Option<u64>) -> Self {
         Self { host_memory, ..self }
+    }
+
+    /// With the numbers of the machine's GPUs.
+    pub fn set_numbers(&mut self, numbers: &Numbers) {
+        self.numbers = numbers.clone();
+    }
+
+    /// The numbers of the machine's GPUs, as far as they are known.
+    pub fn numbers(&self) -> &Numbers {
+        &self.numbers
     }
 
     /// Takes in what a look found at `now`, in microseconds since the epoch, so long after the one before.

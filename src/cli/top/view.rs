@@ -12,7 +12,6 @@ use ratatui::widgets::{Clear, Paragraph, Row, StatefulWidget, Table, TableState,
 
 use super::rates::Rates;
 use super::state::{Screen, Shown, State};
-use crate::pages;
 use crate::terminal::{self, clean, columns, shorten, wrap};
 use crate::words;
 
@@ -22,8 +21,8 @@ pub const NARROWEST: u16 = 60;
 const FINDINGS: usize = 5;
 /// What stands in front of a bar, with the space behind it. UUIDs have more, as far as the bar can spare it.
 const NAME: usize = 12;
-/// A UUID as NVIDIA writes it, and the space behind it.
-const UUID: usize = 41;
+/// A UUID as NVIDIA writes it, with a GPU's number in front of it, and the space behind it.
+const UUID: usize = 50;
 /// What a bar keeps beside a UUID.
 const SHORTEST: usize = 14;
 
@@ -156,17 +155,17 @@ fn is_there(place: &&Place) -> bool {
 }
 
 /// Places of the machine: GPUs by what they are, since each program may number them in its own way. Where they do so, no number names
-/// one GPU, not even one that only a single program sees: then all of them have their UUIDs here, as in `gpupool ps`.
+/// one GPU, not even one that only a single program sees: then all of them have the machine's numbers and their UUIDs here, as in `gpupool ps`.
 fn places(state: &State) -> Vec<Machine> {
-    let by_uuid = pages::differently_numbered(state.rows().iter().map(Shown::told));
+    let by_uuid = state.numbers().are_others(state.rows().iter().map(Shown::told));
     let mut merged: BTreeMap<(bool, String), Machine> = BTreeMap::new();
     for row in state.rows() {
         let levels = &row.told().levels;
         for place in levels.places.rows.iter().filter(is_there) {
             let gpu = levels.gpu(place.number).filter(|_| place.is_gpu());
             // Without its UUID nobody knows which GPU a number is: those of one number are taken for one.
-            let uuid = gpu.filter(|_| by_uuid).and_then(|gpu| gpu.uuid_text());
-            let name = uuid.unwrap_or_else(|| place.name());
+            let uuid = gpu.filter(|gpu| by_uuid && gpu.uuid_text().is_some());
+            let name = uuid.map_or_else(|| place.name(), |gpu| state.numbers().name(&gpu.uuid));
             let empty = Machine { name: name.clone(), used: 0, held: 0, own: 0, of: 0 };
             let machine = merged.entry((!place.is_gpu(), name)).or_insert(empty);
             machine.used = machine.used.saturating_add(place.used);

@@ -237,6 +237,9 @@ fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_STACK_SIZE", "1.5", "a fraction needs a unit; write for example 16KiB");
     refused("GPUPOOL_PRINTF_FIFO_SIZE", "-1", "a size cannot be negative; write for example 8MiB");
     refused("GPUPOOL_LOG_FILE", "%q", "%q means nothing here; use %p (process), %e (executable), %h (host) or %%");
+    for value in ["0", "newest", "-1", "1.5"] {
+        refused("GPUPOOL_RESTORE_GENERATION", value, "gpupool store list FOLDER has them");
+    }
     refused("GPUPOOL_RESTORE", "images", "no path from the root on; write for example /scratch/train");
     refused("GPUPOOL_SUMMARY", "1", "not a switch; write one of auto|on|off");
     refused("GPUPOOL_LIMITS", "1GiB", "no such setting; did you mean GPUPOOL_LIMIT?");
@@ -325,6 +328,7 @@ fn what_another_setting_makes_idle_is_told_by_both_names() {
     }
     let alone = without_effect(&[("GPUPOOL_RESTORE_BY_ORDER", "on")]);
     assert!(alone.len() == 1 && alone[0].contains("without GPUPOOL_RESTORE=FOLDER"), "{alone:?}");
+    assert_eq!(without_effect(&[("GPUPOOL_RESTORE_GENERATION", "3")]).len(), 1);
     // Each of these changes something.
     for vars in [
         &[("GPUPOOL_RESTORE_BY_ORDER", "on"), ("GPUPOOL_RESTORE", "/x")][..],

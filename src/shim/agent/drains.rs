@@ -131,6 +131,7 @@ pub fn look() -> Option<Duration> {
     let seen = std::mem::take(&mut *SEEN.lock());
     for (gpu, is_drained) in seen {
         let done = if is_drained {
+            bring_home::note_before_drain(gpu);
             let done = leave(gpu, until, &|| true, &mut |_, _| {});
             if settles_still(&done) {
                 SEEN.lock().insert(gpu, true);
@@ -182,6 +183,7 @@ pub fn drain(
         SEEN.lock().insert(ordinal, true);
         return Ok(Vacated::default());
     }
+    bring_home::note_before_drain(ordinal);
     let mut done = leave(ordinal, deadline, is_wanted, progress);
     with_by_itself(&mut done, ordinal, true);
     // The files say it still, whoever waits for it or does not.

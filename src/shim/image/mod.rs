@@ -88,7 +88,7 @@ pub fn meta(opened: &Opened) -> Meta {
 }
 
 /// The note of an image that says of which rank of a job it is.
-pub const RANK: &str = "rank";
+pub const RANK: &str = gpupool_store::RANK;
 
 /// Which rank of a job with several a process is, as its launcher says: of the whole job where it says so, or of those on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The last words: what the pool did for this process, in at most twelve lines on stderr.
+//! The last words: what the pool did for this process, in at most thirteen lines on stderr.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,7 +7,7 @@ use gpupool_config::{Switch, format_size};
 
 use super::stderr;
 
-/// Lines for places; the other lines of a summary are at most six. A machine with more gets its busiest ones, and one
+/// Lines for places; the other lines of a summary are at most seven. A machine with more gets its busiest ones, and one
 /// line for the rest.
 const PLACE_LINES: usize = 6;
 
@@ -66,6 +66,8 @@ pub struct Summary<'a> {
     pub pinned: (u64, u64),
     /// Lines of the log that were lost, and why ([`super::lost`]).
     pub lost_lines: Option<(u64, std::io::Error)>,
+    /// How often the program was told OUT_OF_MEMORY, and the most bytes that it had asked for then.
+    pub refused: (u64, u64),
 }
 
 /// Writes the summary if it is wanted: always, never, or (auto) when memory beyond the home GPU was used or something
@@ -74,7 +76,7 @@ pub fn write_summary(when: Switch, summary: &Summary<'_>) {
     let wanted = match when {
         Switch::On => true,
         Switch::Off => false,
-        Switch::Auto => summary.spilled > 0 || summary.far > 0 || summary.warnings > 0,
+        Switch::Auto => summary.spilled > 0 || summary.far > 0 || summary.warnings > 0 || summary.refused.0 > 0,
     };
     if wanted {
         stderr::write(libc::STDERR_FILENO, &render(summary));
@@ -151,6 +153,12 @@ fn render(summary: &Summary<'_>) -> String {
     if !summary.contexts.is_empty() {
         line(format_args!("contexts: {}", contexts(&summary.contexts)));
     }
+    let (refused, largest) = summary.refused;
+    if refused > 0 {
+        let times = if refused == 1 { "once".to_owned() } else { format!("{refused} times") };
+        let most = if refused == 1 { "for" } else { "at most for" };
+        line(format_args!("the program was told OUT_OF_MEMORY {times}, {most} {}", format_size(largest)));
+    }
     let warnings = match summary.warnings {
         0 => None,
         1 => Some("1 warning".to_owned()),
@@ -168,7 +176,10 @@ fn render(summary: &Summary<'_>) -> String {
         (None, None) => {}
     }
     if let Some(path) = summary.log_file.filter(|_| !summary.log_removed) {
-        line(format_args!("next: gpupool report {}", quoted(path)));
+        let oom = if refused > 0 { "--oom " } else { "" };
+        line(format_args!("next: gpupool report {oom}{}", quoted(path)));
+    } else if refused > 0 {
+        line(format_args!("next: gpupool run --log FILE, and then gpupool report --oom FILE"));
     }
     text
 }
@@ -230,6 +241,20 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_is_told_with_what_tells_more() {
+        let told = render(&Summary { refused: (3, 5 << 30), ..Summary::default() });
+        assert!(told.contains("gpupool: the program was told OUT_OF_MEMORY 3 times, at most for 5.0 GiB\n"), "{told}");
+        assert!(
+            told.ends_with("gpupool: next: gpupool run --log FILE, and then gpupool report --oom FILE\n"),
+            "{told}"
+        );
+        let log = Some(Path::new("/tmp/a.jsonl"));
+        let told = render(&Summary { refused: (1, 5 << 30), log_file: log, ..Summary::default() });
+        assert!(told.contains("gpupool: the program was told OUT_OF_MEMORY once, for 5.0 GiB\n"), "{told}");
+        assert!(told.ends_with("gpupool: next: gpupool report --oom /tmp/a.jsonl\n"), "{told}");
+    }
+
+    #[test]
     fn a_spill_is_told_in_a_few_lines() {
         let summary = Summary {
             places: vec![
@@ -248,6 +273,7 @@ mod tests {
             lost: Some((1.26, 40.0)),
             pinned: (3 << 29, 1 << 30),
             lost_lines: None,
+            refused: (0, 0),
         };
         let expected = "\
 gpupool: gpu0   peak  31.0 GiB of 31.0 GiB
@@ -279,6 +305,7 @@ gpupool: next: gpupool report '/tmp/a b.jsonl'
             lost: Some((9.0, 1.0)),
             pinned: (1, 1),
             lost_lines: None,
+            refused: (0, 0),
         };
         let text = render(&summary);
         assert_eq!(text.lines().count(), 12, "{text}");

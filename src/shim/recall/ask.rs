@@ -221,6 +221,9 @@ fn try_to_ask(lacks: &Lacks, borrows: bool) -> Option<u64> {
         *answered = Instant::now();
     }
     if !asking.told().is_empty() {
+        if lacks.less == Less::Context {
+            memory::was_answered(home, in_words(&asking));
+        }
         let microseconds = begun.elapsed().as_micros() as u64;
         tell(
             &asking,
@@ -238,6 +241,26 @@ fn try_to_ask(lacks: &Lacks, borrows: bool) -> Option<u64> {
     }
     // Of one that has ended nobody knows what it had by then, nor whose it was that others have freed.
     Some(freed.max(u64::from(any_ended || any_free)))
+}
+
+/// What each of those said who were asked, for a program that is refused.
+fn in_words(asking: &Asking) -> String {
+    let of = |(pid, told): (&u32, &Told)| {
+        let said = match &told.why {
+            Some(Answer::Refused(why)) => format!("refused ({why})"),
+            Some(Answer::Ended) => "has ended".to_owned(),
+            Some(Answer::Halted) => "is stopped".to_owned(),
+            Some(Answer::Busy) => "answered others all the time".to_owned(),
+            Some(Answer::None | Answer::Silent) => {
+                "did not answer in time: it may be computing, and a longer GPUPOOL_RECALL_WAIT waits for that"
+                    .to_owned()
+            }
+            Some(Answer::Freed { .. }) | None => format!("freed {}", format_size(told.freed)),
+        };
+        format!("process {pid} {said}")
+    };
+    let all: Vec<String> = asking.told().iter().map(of).collect();
+    format!("of those that were asked for room {}", all.join("; "))
 }
 
 fn number(count: usize) -> u32 {

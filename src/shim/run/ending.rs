@@ -87,6 +87,7 @@ pub fn write() {
             lost: tiers::far::worst(),
             pinned: pinned::peak(),
             lost_lines: log::lost(),
+            refused: memory::oom::refusals(),
         },
     );
 }

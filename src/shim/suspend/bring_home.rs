@@ -136,6 +136,18 @@ pub fn has_room(gpu: u32) -> bool {
     allowed + kept >= least && free.is_none_or(|free| free + kept >= least)
 }
 
+/// What of each GPU's own blocks lay elsewhere when it was drained, for want of room: it has not left, and so does not come back.
+static ELSEWHERE: Mutex<BTreeMap<u32, BTreeSet<u64>>> = Mutex::new(BTreeMap::new());
+
+/// This GPU is about to be left. Of one that has been left already, it is what was so before.
+pub fn note_before_drain(gpu: u32) {
+    let Some(opened) = open::opened() else { return };
+    ELSEWHERE
+        .lock()
+        .entry(gpu)
+        .or_insert_with(|| parted::displaced(opened, gpu, u64::MAX).iter().map(Parted::address).collect());
+}
+
 /// Has what left a GPU while it was drained come back ([`bring_home`]), and the log hears of it: of one that was not drained (`is_news`) only where something came.
 pub fn come_back(
     gpu: u32,
@@ -145,14 +157,16 @@ pub fn come_back(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
     let mut done = bring_home(gpu, deadline, is_wanted, progress);
+    let before = ELSEWHERE.lock().remove(&gpu).unwrap_or_default();
     if !is_news && done.moved == 0 {
         return done;
     }
     // What it has asked for while the GPU was drained, and would be there otherwise.
     if let Some(opened) = open::opened().filter(|_| done.rest.is_empty()) {
         let displaced = parted::displaced(opened, gpu, u64::MAX);
-        let least = displaced.iter().map(Parted::bytes).min().unwrap_or(0);
-        done.rest = rest_of(displaced.iter().map(Parted::bytes).sum(), has_no_room(gpu, least));
+        let late: Vec<u64> =
+            displaced.iter().filter(|parted| !before.contains(&parted.address())).map(Parted::bytes).collect();
+        done.rest = rest_of(late.iter().sum(), has_no_room(gpu, late.iter().copied().min().unwrap_or(0)));
     }
     log::emit(|| {
         let (moved, stayed) = (done.moved, done.stayed());

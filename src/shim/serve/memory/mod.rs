@@ -31,6 +31,7 @@ use gpupool_pool::{
 };
 use once_cell::race::OnceBox;
 use outcome::Outcome;
+use parking_lot::Mutex;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -627,6 +628,14 @@ pub fn have_more_lend(home: u32, bytes: u64) {
     }
 }
 
+/// What came of the last question to others for room on a GPU, in words for a program that is refused behind it.
+static HEARD: Mutex<Option<(u32, String)>> = Mutex::new(None);
+
+/// This came of a question for room on a GPU.
+pub fn was_answered(gpu: u32, what: String) {
+    *HEARD.lock() = Some((gpu, what));
+}
+
 /// Asks other processes for as much of this GPU as is to stay free there for contexts (`GPUPOOL_RESERVE`): nobody knows what one takes before it is made.
 /// Whether they freed anything.
 #[cold]
@@ -634,6 +643,7 @@ pub fn ask_for_context(device: Device) -> bool {
     let plan = process::driver().and_then(open::plan);
     let Place::Gpu(ordinal) = device.place() else { return false };
     let known = plan.and_then(|plan| plan.topology.gpus.iter().find(|gpu| gpu.ordinal == ordinal));
+    *HEARD.lock() = None;
     known.is_some_and(|gpu| Asking::of(Less::Context).ask(ordinal, process::settings().reserve_of(gpu.total)))
 }
 
@@ -644,11 +654,14 @@ pub fn report_no_context(driver: &'static Driver, device: Device) {
     let takes = context::usual_cost().unwrap_or(gpupool_lending::CONTEXT);
     // Where there is room, or nobody can tell, it was refused for a reason of the driver's.
     let Some(free) = backing::free_on(driver, device.ordinal(), &uuid).filter(|free| *free < takes) else { return };
+    let heard = HEARD.lock().take().filter(|(gpu, _)| *gpu == device.ordinal()).map(|(_, what)| what);
+    let heard = heard.unwrap_or_else(|| {
+        "others have not made room for it (gpupool ps tells who has how much of it; only what matters less by GPUPOOL_PRIORITY or is borrowed gives way)".to_owned()
+    });
     log::warn_once(
         "no_context",
         format_args!(
-            "OUT_OF_MEMORY for a context on GPU {device}: one takes about {}, {} are free, and others have not made room for it (gpupool ps tells who has how much of it; \
-             only what matters less by GPUPOOL_PRIORITY or is borrowed gives way)",
+            "OUT_OF_MEMORY for a context on GPU {device}: one takes about {}, {} are free, and {heard}",
             format_size(takes),
             format_size(free)
         ),
