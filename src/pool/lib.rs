@@ -84,7 +84,9 @@ pub use clock::Clock;
 pub use gate::{Draining, Gate, Held, Inside, Kept, Mark, Moving, Outside, Slot};
 pub use idle::FreedMemory;
 pub use index::AddressIndex;
-pub use interface::{Allocation, Block, Config, Free, FreeError, Mapped, Piece, PlaceUsage, Refusal, Repacks, Request, Usage};
+pub use interface::{
+    Allocation, Block, Config, Free, FreeError, Mapped, Piece, PlaceUsage, Refusal, Repacks, Request, Usage,
+};
 pub use moving::{MoveError, Moved, Rearranged, Stopped, Wish};
 pub use place::{Place, PlaceSpec};
 pub use placement::{Links, Policy, Room, order, spread};

@@ -13,7 +13,8 @@ use crate::slabs::Slabs;
 use crate::state::{Route, State, Taken, bytes_of};
 use crate::sync::{self, Apart, Mutex, MutexGuard};
 use crate::{
-    Accounts, Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Repacks, Request, Usage,
+    Accounts, Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Repacks, Request,
+    Usage,
 };
 use std::sync::Arc;
 

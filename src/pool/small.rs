@@ -132,7 +132,14 @@ impl<B: Backend> Pool<B> {
     ) -> Result<Allocation, Refusal<B::Error>> {
         let bytes = u64::from(FRAMES) * FRAME;
         let slab = self.allocate_on(
-            &Request { bytes, soft_refusal: false, repacks: Repacks::Never, can_ask: false, can_widen: false, ..*request },
+            &Request {
+                bytes,
+                soft_refusal: false,
+                repacks: Repacks::Never,
+                can_ask: false,
+                can_widen: false,
+                ..*request
+            },
             route,
             true,
         )?;

@@ -7,7 +7,8 @@
 
 use criterion::{BenchmarkId, Criterion};
 use gpupool_pool::{
-    Accounts, Backend, Config, FRAME, Fault, Free, LARGEST_CHUNK, Links, Place, PlaceSpec, Policy, Pool, Repacks, Request,
+    Accounts, Backend, Config, FRAME, Fault, Free, LARGEST_CHUNK, Links, Place, PlaceSpec, Policy, Pool, Repacks,
+    Request,
 };
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -124,8 +124,15 @@ impl Shelter {
     fn room(&self, home: u32, bytes: u64) -> Option<Block> {
         let pool = &self.opened.pool;
         let owner = NOBODY;
-        let request =
-            Request { bytes, home, owner, soft_refusal: false, repacks: Repacks::Never, can_ask: false, can_widen: false };
+        let request = Request {
+            bytes,
+            home,
+            owner,
+            soft_refusal: false,
+            repacks: Repacks::Never,
+            can_ask: false,
+            can_widen: false,
+        };
         let free = self.opened.plan.free_at(self.driver, Place::Gpu(home)).unwrap_or(0);
         let at_home = if free >= 2 * bytes { pool.allocate_at_home(&request).ok() } else { None };
         at_home.or_else(|| pool.allocate_on_peers(&request).ok()).map(|allocation| allocation.block)
