@@ -445,8 +445,8 @@ fn a_gpu_has_the_machines_number_where_programs_have_another_one() {
     assert!(text(&mut state).contains("\ngpu0 "), "{}", text(&mut state));
     state.set_numbers(&machine(2, 3));
     let told = text(&mut state);
-    assert!(told.contains("GPU 2 (GPU-01010101-0101-0101-0101-010101010101) "), "{told}");
-    assert!(told.contains("GPU 3 (GPU-02020202-0202-0202-0202-020202020202) ") && !told.contains("\ngpu0 "), "{told}");
+    assert!(told.contains("\nGPU 2 (GPU-0") && told.contains("\nGPU 3 (GPU-0"), "{told}");
+    assert!(told.contains("01010101) ") && told.contains("02020202) ") && !told.contains("\ngpu0 "), "{told}");
 }
 
 #[test]
