@@ -81,13 +81,19 @@ enum Command {
 impl Command {
     /// Whether it looks for programs by their pages.
     fn reads_pages(&self) -> bool {
-        match self {
-            Self::Ps(_) | Self::Top(_) | Self::Export(_) | Self::Suspend(_) | Self::Resume(_) | Self::Checkpoint(_) => {
-                true
-            }
-            Self::Set(_) | Self::Priority(_) | Self::Drain(_) | Self::Undrain(_) => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            Self::Ps(_)
+                | Self::Top(_)
+                | Self::Export(_)
+                | Self::Suspend(_)
+                | Self::Resume(_)
+                | Self::Checkpoint(_)
+                | Self::Set(_)
+                | Self::Priority(_)
+                | Self::Drain(_)
+                | Self::Undrain(_)
+        )
     }
 }
 

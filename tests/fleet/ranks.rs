@@ -195,9 +195,9 @@ fn workers_that_see_the_gpus_in_turn_keep_to_their_own_and_are_told_apart() {
     let mut workers = [machine.start(worker("0,1")), machine.start(worker("1,0"))];
     keep_to_their_own_gpus(&machine, &mut workers, [0, 0]);
     let text = String::from_utf8(machine.gpupool("ps").stdout).unwrap();
-    for program in &workers {
+    for (program, number) in workers.iter().zip(0..) {
         let gpu = uuid(&machine.page(program), 0);
-        assert!(text.contains(&format!("gpu0 is {gpu}\n")), "{text}");
+        assert!(text.contains(&format!("gpu0 is GPU {number} ({gpu})\n")), "{text}");
     }
     workers.into_iter().for_each(|program| drop(is_whole(program)));
 }

@@ -11,7 +11,7 @@ use ratatui::style::Color;
 
 use super::state::{Screen, Shown, Sort, State, Step};
 use super::{once, text, view};
-use crate::pages::{Listed, Look, Skipped};
+use crate::pages::{Listed, Look, Numbers, Skipped};
 use crate::sample::{GIB, listed, look};
 use crate::terminal::columns;
 
@@ -432,6 +432,21 @@ fn gpus_are_one_by_what_they_are_and_not_by_their_number() {
     let text = screen(&mut state, 80, 20);
     let (first, shared) = (named(&text, "3.0 GiB"), named(&text, "4.0 GiB"));
     assert!(first.starts_with("GPU-") && shared.starts_with("GPU-") && first != shared, "{text}");
+}
+
+/// All programs number alike, and `gpupool drain 0` would take another GPU.
+#[test]
+fn a_gpu_has_the_machines_number_where_programs_have_another_one() {
+    let mut state = state();
+    state.update(look(vec![listed(1, "train")]), NOW, None);
+    let text = |state: &mut State| screen(state, 120, 20);
+    let machine = |first, second| Numbers::known([([1; 16], first), ([2; 16], second)]);
+    state.set_numbers(&machine(0, 1));
+    assert!(text(&mut state).contains("\ngpu0 "), "{}", text(&mut state));
+    state.set_numbers(&machine(2, 3));
+    let told = text(&mut state);
+    assert!(told.contains("\nGPU 2 (GPU-0") && told.contains("\nGPU 3 (GPU-0"), "{told}");
+    assert!(told.contains("01010101) ") && told.contains("02020202) ") && !told.contains("\ngpu0 "), "{told}");
 }
 
 #[test]

@@ -50,6 +50,7 @@ fn every_default_that_is_a_value_reads_as_the_default() {
         "GPUPOOL_HOST_LIMIT",
         "GPUPOOL_PINNED_LIMIT",
         "GPUPOOL_RESTORE",
+        "GPUPOOL_RESTORE_GENERATION",
         "GPUPOOL_CONTEXT_DEVICES",
         "GPUPOOL_MALLOC_HEAP_SIZE",
         "GPUPOOL_STACK_SIZE",
@@ -238,7 +239,8 @@ fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_PRINTF_FIFO_SIZE", "-1", "a size cannot be negative; write for example 8MiB");
     refused("GPUPOOL_LOG_FILE", "%q", "%q means nothing here; use %p (process), %e (executable), %h (host) or %%");
     for value in ["0", "newest", "-1", "1.5"] {
-        refused("GPUPOOL_RESTORE_GENERATION", value, "gpupool store list FOLDER has them");
+        let expected = "not the number of an image; gpupool store list FOLDER has them, write for example 7";
+        refused("GPUPOOL_RESTORE_GENERATION", value, expected);
     }
     refused("GPUPOOL_RESTORE", "images", "no path from the root on; write for example /scratch/train");
     refused("GPUPOOL_SUMMARY", "1", "not a switch; write one of auto|on|off");
