@@ -34,12 +34,15 @@ const NATIVE: usize = 8;
 const LOOKED_UP: usize = 1 << 14;
 
 static REFUSALS: AtomicU64 = AtomicU64::new(0);
-/// Bytes of the largest of them.
+/// Those of them that asked for memory as there might be, and the bytes of the largest of these.
+static POSSIBLE: AtomicU64 = AtomicU64::new(0);
 static LARGEST: AtomicU64 = AtomicU64::new(0);
+/// Bytes of a process's addresses (x86-64, aarch64): more no machine could give, and who asks for that tries what the answer is.
+const ADDRESSES: u64 = 1 << 47;
 
-/// How often the program was told OUT_OF_MEMORY, and the most that it had asked for then.
+/// How often the program was told OUT_OF_MEMORY of what a machine might have, and the most that it had asked for then.
 pub fn refusals() -> (u64, u64) {
-    (REFUSALS.load(Relaxed), LARGEST.load(Relaxed))
+    (POSSIBLE.load(Relaxed), LARGEST.load(Relaxed))
 }
 
 /// Bytes of the program's own memory at a place that are in no account. Who knows handles lies above this module.
@@ -92,7 +95,10 @@ pub fn refused_here(bytes: u64, kind: Kind, why: Why) {
 #[cold]
 pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
     let number = REFUSALS.fetch_add(1, Relaxed) + 1;
-    LARGEST.fetch_max(bytes, Relaxed);
+    if bytes < ADDRESSES {
+        POSSIBLE.fetch_add(1, Relaxed);
+        LARGEST.fetch_max(bytes, Relaxed);
+    }
     let is_told = number.is_power_of_two() || number.is_multiple_of(1024);
     // In the child of a fork the locks that are taken below may be held by threads that it does not have.
     let is_told = is_told && process::is_active() && log::has_events_of_memory();
