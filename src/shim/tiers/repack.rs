@@ -1,7 +1,7 @@
 //! Chunks of which the program has freed a large part are cut anew, so that a request stays near or is served at all, and what is free
 //! goes home when the program trims ([`gpupool_pool::Pool::repack`]).
 //!
-//! Without `GPUPOOL_MOVE` this is done for a request alone that would be refused, as without gpupool it would often not be: one small block in use keeps a chunk
+//! Without `GPUPOOL_MOVE` this is done for a request alone that would be refused, as without gpupool it would often not be: one block in use keeps a chunk
 //! whole that the driver would have given back.
 //!
 //! The thread that asked for memory does it, or for the trim: it would be told OUT_OF_MEMORY or get slow memory otherwise. It waits for
