@@ -308,10 +308,9 @@ fn has_anothers(folder: &Path, row: &Listed, is_job: bool) -> Option<String> {
             continue;
         }
         let manifest = gpupool_store::show(folder, Some(generation)).ok();
-        let of = manifest.and_then(|manifest| manifest.meta.notes.get(gpupool_store::RANK).cloned());
-        let number: Option<u32> = of.as_ref().and_then(|of| of.split(' ').next()?.parse().ok());
-        if let (Some(of), Some(number), Some((own, _))) = (of, number, own)
-            && number != own
+        let of = manifest.and_then(|manifest| manifest.meta.rank());
+        if let (Some(of), Some((own, _))) = (of, own)
+            && of.number != own
         {
             return Some(format!(
                 "{there} has images of rank {of} (image {generation}), and process {pid} is rank {own}: a restore takes the newest one, and --keep removes the others; gpupool checkpoint --job \

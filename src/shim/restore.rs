@@ -8,7 +8,7 @@ use crate::backing::copies;
 use crate::backing::open::{self, Opened};
 use crate::checkpoint::blocks::{self, GUESSED, OWN};
 use crate::gate;
-use crate::image::{self, OfRanks, Shuttle};
+use crate::image::{self, Shuttle};
 use crate::log;
 use crate::process;
 use crate::serve::memory::names::Named;
@@ -311,8 +311,7 @@ fn of_one(folder: &Path) -> Result<Reader, String> {
     let reader = Reader::open(folder, which, 0).map_err(|error| error.to_string())?;
     let manifest = reader.manifest();
     let image = format!("image {} in {}", manifest.generation, folder.display());
-    let was: Option<OfRanks> = manifest.meta.notes.get(image::RANK).and_then(|text| text.parse().ok());
-    let why = match (was, image::rank()) {
+    let why = match (manifest.meta.rank(), image::rank()) {
         (None, None) => return Ok(reader),
         (Some(was), Some(own)) if was == own => return Ok(reader),
         (Some(was), Some(own)) if was.number != own.number => {

@@ -103,7 +103,7 @@ pub use job::{
     Job, JobWriter, ListedJob, RankImage, VerifiedJob, folders_in, job_around, jobs, rank_folder, verify_jobs,
 };
 pub use look::{Listed, Summary, Verified, keep, list, remove, show, verify};
-pub use manifest::{About, Block, Data, Manifest, Meta, Name, Part, Process, Word};
+pub use manifest::{About, Block, Data, Manifest, Meta, Name, OfRanks, Part, Process, Word};
 pub use meeting::{Meeting, Pace, Who};
 pub use reader::{Reader, Which};
 pub use store::{is_image, may_be_own, number_of, own_folder};
@@ -115,9 +115,6 @@ pub const VERSION: u32 = 2;
 /// The longest part, in bytes: long enough that a disk is not slowed down by the number of writes, and short enough that a thread
 /// has a few.
 pub const PART: usize = 8 << 20;
-
-/// The note ([`Meta::notes`]) of an image that says of which rank of a job it is: `0 of 2`.
-pub const RANK: &str = "rank";
 
 /// How many processors this process may use.
 fn processors() -> usize {

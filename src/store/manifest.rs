@@ -67,6 +67,41 @@ pub struct Meta {
     pub notes: BTreeMap<String, String>,
 }
 
+impl Meta {
+    /// Of which rank of a job it is, where that was noted ([`OfRanks::note`]).
+    #[must_use]
+    pub fn rank(&self) -> Option<OfRanks> {
+        let (number, ranks) = self.notes.get(RANK)?.split_once(" of ")?;
+        Some(OfRanks { number: number.parse().ok()?, ranks: ranks.parse().ok()? })
+    }
+}
+
+/// The note that says of which rank of a job a generation is: `0 of 2`.
+const RANK: &str = "rank";
+
+/// Which rank of a job with several a process is: of the whole job where its launcher says so, or of those on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfRanks {
+    /// From 0.
+    pub number: u32,
+    /// How many there are.
+    pub ranks: u32,
+}
+
+impl OfRanks {
+    /// The note ([`Meta::notes`]) that says so.
+    #[must_use]
+    pub fn note(self) -> (String, String) {
+        (RANK.to_owned(), self.to_string())
+    }
+}
+
+impl std::fmt::Display for OfRanks {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{} of {}", self.number, self.ranks)
+    }
+}
+
 /// What the caller of the writer says of a block of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {

@@ -231,6 +231,15 @@ fn rank_of(number: u32, of: u32) -> Run {
     rank(number).env("LOCAL_WORLD_SIZE", of.to_string()).env("WORLD_SIZE", of.to_string())
 }
 
+/// What a program that names its memory gets from the images in a folder, and its log.
+fn came_back(run: Run, folder: &Path) -> (String, String) {
+    let mut program = run.env("GPUPOOL_RESTORE", folder).start(None);
+    let answer = program.ask("name weights 3072 0 1");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    ends_well(program);
+    (answer, log)
+}
+
 #[test]
 fn an_image_of_a_part_of_a_job_is_refused_and_the_whole_one_stays() {
     let (_around, folder) = store();
@@ -282,11 +291,7 @@ fn no_rank_takes_what_it_has_of_an_image_of_fewer_ranks_than_its_launcher_says()
         assert_eq!(told["ranks"].as_array().map(Vec::len), Some(of as usize), "{told}");
         ranks.into_iter().for_each(ends_well);
     };
-    let back = |number: u32, of: u32| {
-        let mut program = rank_of(number, of).env("GPUPOOL_RESTORE", &folder).start(None);
-        let answer = program.ask("name weights 3072 0 1");
-        (answer, std::fs::read_to_string(program.log()).unwrap())
-    };
+    let back = |number: u32, of: u32| came_back(rank_of(number, of), &folder);
     write(2, 6000);
     let (answer, log) = back(0, 3);
     assert_eq!(answer, "-8 1 0", "{log}");
@@ -324,13 +329,7 @@ fn an_image_of_one_rank_is_made_when_that_is_meant_and_comes_back_in_that_rank_o
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     ranks.into_iter().for_each(ends_well);
 
-    let back = |run: Run| {
-        let mut program = run.env("GPUPOOL_RESTORE", &folder).start(None);
-        let answer = program.ask("name weights 3072 0 1");
-        let log = std::fs::read_to_string(program.log()).unwrap();
-        ends_well(program);
-        (answer, log)
-    };
+    let back = |run: Run| came_back(run, &folder);
     let (answer, log) = back(rank_of(0, 2));
     assert_eq!(answer, "0 5000 0", "{log}");
     assert!(!log.contains("GPUPOOL_RESTORE: image"), "{log}");
@@ -349,13 +348,7 @@ fn an_image_of_one_rank_is_made_when_that_is_meant_and_comes_back_in_that_rank_o
 #[test]
 fn ranks_are_told_that_what_they_read_is_of_a_process_without_ranks_or_of_more_ranks() {
     let (_around, folder) = store();
-    let back = |folder: &Path, number: u32, of: u32| {
-        let mut program = rank_of(number, of).env("GPUPOOL_RESTORE", folder).start(None);
-        let answer = program.ask("name weights 3072 0 1");
-        let log = std::fs::read_to_string(program.log()).unwrap();
-        ends_well(program);
-        (answer, log)
-    };
+    let back = |folder: &Path, number: u32, of: u32| came_back(rank_of(number, of), folder);
     let mut program = checkpointed("1x1GiB").start(None);
     program.ask("name weights 3072 0 5000");
     let made = program.gpupool(&format!("checkpoint {} {}", program.pid(), folder.display()));

@@ -302,7 +302,7 @@ fn missed(rows: &[Listed], count: impl Fn(&Listed) -> bool) -> Option<(&Listed, 
 /// Slurm says of hosts with different counts the largest: then the job has more ranks than this host.)
 pub fn lacking(rows: &[Listed]) -> Option<String> {
     const WHOLE: &str = "an image of a job has all of its ranks or is none";
-    if let Some((one, ranks)) = missed(rows, |_| true) {
+    if let Some((one, ranks)) = others(rows) {
         let pid = one.told.process.identity.pid;
         return Some(format!(
             "process {pid} is of a job of which {} as well, and {WHOLE}: gpupool checkpoint {} DIR has all of them",

@@ -51,6 +51,7 @@ static AGAIN: Mutex<Again> = Mutex::new(Again::new());
 
 /// Has memory leave a GPU that is drained.
 fn leave(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &mut dyn FnMut(u64, u64)) -> Vacated {
+    bring_home::note_before_drain(gpu);
     let there = vacate::loose_on(gpu, false);
     let done = vacate::drain(gpu, deadline, is_wanted, progress);
     AGAIN.lock().note(gpu, there, &done, Instant::now());
@@ -131,7 +132,6 @@ pub fn look() -> Option<Duration> {
     let seen = std::mem::take(&mut *SEEN.lock());
     for (gpu, is_drained) in seen {
         let done = if is_drained {
-            bring_home::note_before_drain(gpu);
             let done = leave(gpu, until, &|| true, &mut |_, _| {});
             if settles_still(&done) {
                 SEEN.lock().insert(gpu, true);
@@ -183,7 +183,6 @@ pub fn drain(
         SEEN.lock().insert(ordinal, true);
         return Ok(Vacated::default());
     }
-    bring_home::note_before_drain(ordinal);
     let mut done = leave(ordinal, deadline, is_wanted, progress);
     with_by_itself(&mut done, ordinal, true);
     // The files say it still, whoever waits for it or does not.

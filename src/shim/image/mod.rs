@@ -26,7 +26,7 @@ use crate::watch::context::{self, Lease};
 use buffers::{Buffers, Lent};
 use gpupool_cuda::{Context, CuResult, Driver, Stream};
 use gpupool_metrics::Identity;
-use gpupool_store::{Key, Meta, PART, Process, Reader, Writer, signals};
+use gpupool_store::{Key, Meta, OfRanks, PART, Process, Reader, Writer, signals};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt;
@@ -83,33 +83,7 @@ pub fn meta(opened: &Opened) -> Meta {
         host: log::host_name().to_string_lossy().into_owned(),
         gpupool: env!("CARGO_PKG_VERSION").to_owned(),
         gpus: opened.plan.topology.gpus.iter().map(|gpu| gpupool_machine::dashed(&gpu.uuid)).collect(),
-        notes: rank().map(|of| (RANK.to_owned(), of.to_string())).into_iter().collect(),
-    }
-}
-
-/// The note of an image that says of which rank of a job it is.
-pub const RANK: &str = gpupool_store::RANK;
-
-/// Which rank of a job with several a process is, as its launcher says: of the whole job where it says so, or of those on the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OfRanks {
-    /// From 0.
-    pub number: u32,
-    pub ranks: u32,
-}
-
-impl std::fmt::Display for OfRanks {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "{} of {}", self.number, self.ranks)
-    }
-}
-
-impl std::str::FromStr for OfRanks {
-    type Err = std::num::ParseIntError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (number, ranks) = text.split_once(" of ").unwrap_or((text, ""));
-        Ok(Self { number: number.parse()?, ranks: ranks.parse()? })
+        notes: rank().map(OfRanks::note).into_iter().collect(),
     }
 }
 
